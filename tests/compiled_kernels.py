@@ -14,15 +14,16 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from lane_models import place, spec, tiny
-from potentia.engine.lane_spec import LoraConfig
 from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.layers.fused_layers import FusedLayers
 from potentia.engine.layers.packed_pass import PackedPass
 from potentia.engine.layers.row_layout import lay_out_rows
 from potentia.engine.models.split_model import SplitModel
-from potentia.engine.operations import kernels, ready
+from potentia.engine.operations import compile_kernels, kernels
+from potentia.engine.operations.grouped import RowGroups
 from potentia.engine.steps.lane_states import UPDATE_COLUMNS, LaneStates
 from potentia.engine.training.lane import Lane
+from potentia.values.recipe import LoraConfig
 
 
 def main() -> None:
@@ -33,11 +34,11 @@ def main() -> None:
     )
     driver.set_active(device)
     compiled = set[str]()
-    own = JITFunction.warmup
+    original = JITFunction.warmup
 
     def noted(self: JITFunction, *args: object, **options: object) -> object:
         compiled.add(self.fn.__name__)
-        return own(self, *args, **options)
+        return original(self, *args, **options)
 
     JITFunction.warmup = noted
     dropout, dtype = 0.1, getattr(torch, sys.argv[1])
@@ -49,20 +50,25 @@ def main() -> None:
     inputs = place(
         lay_out_rows([row for lane in lanes for row in lane.next_rows(64)]), bank, few=True
     )
-    found = PackedPass(SplitModel(model), bank, FusedLayers.of(model))
-    assert found.blocks is not None
-    found.operations = kernels
+    packed_pass = PackedPass(SplitModel(model), bank, FusedLayers.of(model))
+    assert packed_pass.blocks is not None
+    packed_pass.operations = kernels
     states, table = LaneStates(3, bank.width, bank.device), torch.ones(3, UPDATE_COLUMNS)
     q, kept = torch.zeros(2, 4, 8, dtype=dtype), torch.zeros(41, 2, 8, dtype=dtype)
 
+    tokens, filters = torch.zeros(40, 128, dtype=dtype), torch.zeros(128, 4, dtype=dtype)
+    places = torch.zeros(40, dtype=torch.int32)
+    factors = torch.zeros(3, 1, 128, dtype=dtype)
+    groups = RowGroups.from_ends(torch.tensor([8, 8, 40], dtype=torch.int32), 40)
+
     def work() -> None:
-        found._run(inputs, recompute=False)
+        packed_pass._run(inputs, recompute=False)
         angles = torch.zeros(4, 12, dtype=dtype)  # fewer than a head has numbers
         kernels.rotate_(torch.zeros(4, 64, dtype=dtype), 3, 16, angles, angles, back=True)
         kernels.update_(
             bank.weights,
-            states.first,
-            states.second,
+            states.first_moments,
+            states.second_moments,
             bank.grads,
             bank.work,
             bank.factors,
@@ -76,11 +82,16 @@ def main() -> None:
         kernels.fused_drop(
             torch.zeros(4, 32, dtype=dtype), torch.zeros(4, dtype=torch.int32), 12345, 0.1
         )
+        kernels.convolve(tokens, filters, filters[:, 0], places)
+        kernels.convolve_back(tokens, filters, places)
+        inner = kernels.group_inner_values(tokens, factors, groups)
+        kernels.add_group_outputs_(inner, factors, tokens, groups)
+        kernels.group_gradients(inner, tokens, groups)
         kernels.gate_back_(
             torch.zeros(4, 64, dtype=dtype), kernels.gate(torch.zeros(4, 64, dtype=dtype))
         )
 
-    ready(kernels, "all", work)
+    compile_kernels(kernels, "all", work)
     print(*sorted(compiled))
 
 

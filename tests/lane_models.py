@@ -7,16 +7,44 @@ import torch
 
 from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.layers.row_layout import Bucket, PackedInputs, PackedRows
+from potentia.engine.proof.form_trial import TrialSettings
+from potentia.engine.proof.training_check import TrainingFormCheck, choose_training_form
 from potentia.engine.training import LaneSpec, LoraConfig, Schedule, TokenisedExamples
 
 VOCAB = 96
 
 
-def tiny(kind: str, seed: int = 0) -> torch.nn.Module:
+# wider heads in layers without a window, which is every third
+GEMMA4_SIZES = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
+GEMMA4_KINDS = {
+    "gemma4": {"hidden_size_per_layer_input": 0},
+    "gemma4_one_key": {  # keys are values in layers without a window, and there is one for all queries
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    },
+    "gemma4_inputs": {"hidden_size_per_layer_input": 8},
+    "gemma4_shared": {  # the last layers read the keys and values of earlier ones
+        "hidden_size_per_layer_input": 8,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+    },
+}
+
+
+def tiny(kind: str, seed: int = 0, vocabulary: int = VOCAB) -> torch.nn.Module:
     import transformers as tf
 
     torch.manual_seed(seed)
-    common = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2}
+    common = {"vocab_size": vocabulary, "bos_token_id": 1, "eos_token_id": 2}
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -127,6 +155,13 @@ def tiny(kind: str, seed: int = 0) -> torch.nn.Module:
             num_experts_per_tok=2,
             sliding_window=9,
         )
+    elif kind.startswith("gemma4"):
+        config = tf.AutoConfig.for_model(
+            "gemma4_text",
+            **common,
+            **(sizes | GEMMA4_SIZES | GEMMA4_KINDS[kind]),
+            vocab_size_per_layer_input=vocabulary,
+        )
     elif kind == "bloom":
         config = tf.BloomConfig(**common, hidden_size=32, n_layer=2, n_head=4)
     else:
@@ -140,10 +175,17 @@ def tiny(kind: str, seed: int = 0) -> torch.nn.Module:
                 parameter.mul_(4)
             elif kind == "gemma3":  # its norms begin at one, and would hide one that is left out
                 parameter.normal_(0.0, 0.3)
+            elif kind.startswith(
+                "gemma4"
+            ):  # attention is scaled by these alone: with ones it would be a hard choice
+                parameter.uniform_(0.3, 0.7)
+        for name, factor in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                factor.fill_(0.7)
     return model.eval()
 
 
-def examples(n: int = 80, seed: int = 0, low: int = 5, high: int = 20) -> TokenisedExamples:
+def examples(n: int = 40, seed: int = 0, low: int = 5, high: int = 20) -> TokenisedExamples:
     stream = np.random.default_rng(seed)
     ids, prompts = [], []
     for _ in range(n):
@@ -154,6 +196,10 @@ def examples(n: int = 80, seed: int = 0, low: int = 5, high: int = 20) -> Tokeni
     return TokenisedExamples.from_lists(ids, prompts)
 
 
+# full tuning has no adapters: what its lanes say of their shape is not read
+NO_ADAPTERS = LoraConfig(dropout=0.0, targets=None)
+
+
 def spec(
     key: str = "lane",
     *,
@@ -162,11 +208,25 @@ def spec(
     dropout: float = 0.0,
     **schedule,
 ):
-    settings = {"learning_rate": 1e-3, "epochs": 5, **schedule}
-    lora = LoraConfig(dropout=dropout)
+    settings = {"learning_rate": 1e-3, "epochs": 3, "loss": "text", **schedule}
+    lora = LoraConfig(dropout=dropout, targets=None)
     return LaneSpec(
         key, data if data is not None else examples(seed=seed), Schedule(**settings), lora, seed
     )
+
+
+def check_form(
+    model: torch.nn.Module,
+    specs: list[LaneSpec],
+    *,
+    may_pack: bool,
+    lora: LoraConfig | None = None,
+    limit: int | None = None,
+    proof: TrainingFormCheck | None = None,
+) -> TrainingFormCheck:
+    """Choose the training form of a model for lanes with one shape of adapter."""
+    settings = TrialSettings(lora or specs[0].lora, specs, limit)
+    return choose_training_form(model, settings, may_pack=may_pack, proof=proof)
 
 
 def place(row: PackedRows, bank: AdapterBank, *, few: bool) -> PackedInputs:
@@ -178,6 +238,6 @@ def place(row: PackedRows, bank: AdapterBank, *, few: bool) -> PackedInputs:
     return inputs
 
 
-def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    assert one.keys() == other.keys()
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
+def gap(first_state: dict[str, torch.Tensor], second_state: dict[str, torch.Tensor]) -> float:
+    assert first_state.keys() == second_state.keys()
+    return max(float((first_state[name] - second_state[name]).abs().max()) for name in first_state)

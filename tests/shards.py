@@ -36,12 +36,12 @@ def test_a_study_with_shards_has_the_scores_and_keys_of_one_process(tmp_path: Pa
         )
 
     assert plan_study(study(1)).key == plan_study(study(2)).key
-    found = []
+    results = []
     for shards in (1, 2):
         result = run_study(study(shards))
         assert (result.computed, result.failed) == (2, 0), result.reasons
         cells = read(str(tmp_path / f"{shards}.db")).cells()
-        found.append(
+        results.append(
             {(c.task, str(c.protocol)): c.score.value for c in cells} | {c.key: 0 for c in cells}
         )
-    assert found[0] == pytest.approx(found[1], abs=1e-5)
+    assert results[0] == pytest.approx(results[1], abs=1e-5)

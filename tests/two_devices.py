@@ -102,5 +102,5 @@ def spread_over_two(model: torch.nn.Module, away: int, patch: pytest.MonkeyPatch
         "to_device",
         lambda values, device: devices.put(sent_home(values, device).clone(), "home"),
     )
-    spread.follow(blocks, spread.Layout("home", places))  # type: ignore[arg-type]
+    spread.move_inputs_between(blocks, spread.Layout("home", places))  # type: ignore[arg-type]
     return devices

@@ -106,18 +106,18 @@ def test_a_model_copied_over_another_is_the_other_model(
     monkeypatch.setenv("POTENTIA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(identity, "REMEMBER_ABOVE", 0)
     monkeypatch.setattr(identity, "SETTLED", 0)
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
-    (other / "model.safetensors").write_bytes(b"WEIGHTS")
-    for model in (folder, other):
+    other_folder = tmp_path / "other"
+    shutil.copytree(folder, other_folder)
+    (other_folder / "model.safetensors").write_bytes(b"WEIGHTS")
+    for model in (folder, other_folder):
         for file in model.iterdir():
             os.utime(file, ns=(10**18, 10**18))
-    before, wanted = fingerprint(str(folder)), fingerprint(str(other))
-    subprocess.run(["cp", "-a", f"{other}/.", str(folder)], check=True)
+    before, expected = fingerprint(str(folder)), fingerprint(str(other_folder))
+    subprocess.run(["cp", "-a", f"{other_folder}/.", str(folder)], check=True)
     state = (folder / "model.safetensors").stat()
     assert state.st_mtime_ns == 10**18
     assert state.st_size == len(b"weights")
-    assert fingerprint(str(folder)) == wanted != before
+    assert fingerprint(str(folder)) == expected != before
 
 
 def test_an_adapter_is_named_with_the_model_it_is_put_on(folder: Path, tmp_path: Path):
@@ -141,14 +141,17 @@ def test_a_folder_without_weights_says_so(folder: Path):
 def test_the_loaded_model_has_the_name_of_its_files(tmp_path: Path):
     from scoring_models import tiny
 
-    made = tiny("llama")
-    for part in (made.model, made.tokenizer):
+    tiny_model = tiny("llama")
+    for part in (tiny_model.model, tiny_model.tokenizer):
         part.save_pretrained(tmp_path)
     assert load(str(tmp_path), device="cpu").fingerprint == fingerprint(str(tmp_path))
-    again, other = tiny("llama"), tiny("llama")
-    other.model.generation_config.eos_token_id = 5
-    assert made.fingerprint == again.fingerprint
-    assert identity.memory_fingerprint(other.model, other.tokenizer) != made.fingerprint
+    again, other_model = tiny("llama"), tiny("llama")
+    other_model.model.generation_config.eos_token_id = 5
+    assert tiny_model.fingerprint == again.fingerprint
+    assert (
+        identity.memory_fingerprint(other_model.model, other_model.tokenizer)
+        != tiny_model.fingerprint
+    )
 
 
 def test_naming_a_model_loads_no_torch(folder: Path):

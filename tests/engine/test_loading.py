@@ -13,14 +13,15 @@ from safetensors.torch import load_file, save_file
 from potentia import files
 from potentia.engine import load
 from potentia.errors import ModelError
+from potentia.values.engine_records import LoadedWeights, LoadRecord
 from scoring_models import tiny
 
 Tensors = dict[str, torch.Tensor]
 
 
 def spoiled(folder: Path, change: Callable[[Tensors], Tensors], kind: str = "llama") -> str:
-    made = tiny(kind)
-    for part in (made.model, made.tokenizer):
+    tiny_model = tiny(kind)
+    for part in (tiny_model.model, tiny_model.tokenizer):
         part.save_pretrained(folder)
     file = folder / "model.safetensors"
     save_file(change(load_file(file)), file, metadata={"format": "pt"})
@@ -60,7 +61,7 @@ def test_what_is_derived_is_not_missed(tmp_path: Path) -> None:
     folder = spoiled(
         tmp_path, lambda t: {**t, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     )
-    assert load(folder, device="cpu").record["load"] == {"weights": "all in place"}
+    assert load(folder, device="cpu").record.load == LoadRecord(LoadedWeights.IN_PLACE)
 
 
 def test_missing_weights_that_were_allowed_are_recorded_and_alike_every_time(
@@ -68,12 +69,12 @@ def test_missing_weights_that_were_allowed_are_recorded_and_alike_every_time(
 ) -> None:
     folder = spoiled(tmp_path, without_second_layer)
     monkeypatch.setenv(files.MISSING_WEIGHTS, "1")
-    one = load(folder, device="cpu")
+    first = load(folder, device="cpu")
     torch.manual_seed(123)
-    other = load(folder, device="cpu")
-    assert one.record["load"]["missing"] == 9
-    for name, weight in one.model.state_dict().items():
-        assert torch.equal(weight, other.model.state_dict()[name]), name
+    second = load(folder, device="cpu")
+    assert first.record.load.misfits["missing"] == 9
+    for name, weight in first.model.state_dict().items():
+        assert torch.equal(weight, second.model.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("size", [4, 40, 5_000])

@@ -16,7 +16,7 @@ from lane_models import tiny as lane_model
 from potentia.engine import LoadedModel
 from potentia.engine.lane_spec import TrainingRow
 from potentia.engine.models.device_layout import give_back, may_give_back
-from potentia.engine.proof.scoring_check import NO_MEMORY
+from potentia.engine.proof.refusal import NO_MEMORY
 from potentia.engine.scoring import Scorer
 from potentia.engine.steps.lane_states import UPDATE_COLUMNS
 from potentia.engine.steps.pass_plan import PassPlan
@@ -76,46 +76,46 @@ def made() -> LoadedModel:
 
 def test_scoring_keeps_its_passes_where_something_can_be_let_go() -> None:
     loaded = made()
-    wanted = Scorer(loaded, token_budget=600).loglikelihood(requests())
+    expected = Scorer(loaded, token_budget=600).loglikelihood(requests())
     kept = Kept(600)
     with limited(loaded.model, kept, 1000) as passes:
         scorer = Scorer(loaded, token_budget=600)
-        found = scorer.loglikelihood(requests())
+        result = scorer.loglikelihood(requests())
     assert max(passes) > 400
     assert (kept.asked, scorer.token_budget) == (1, 600)
-    assert [one.logprob for one in found] == pytest.approx(
-        [one.logprob for one in wanted], abs=1e-4
+    assert [likelihood.logprob for likelihood in result] == pytest.approx(
+        [likelihood.logprob for likelihood in expected], abs=1e-4
     )
 
 
 def test_a_trial_makes_room_and_one_that_never_fits_is_told_to_nobody() -> None:
-    wanted = Scorer(made()).loglikelihood(requests())
+    expected = Scorer(made()).loglikelihood(requests())
     loaded, kept = made(), Kept(5000)
     with limited(loaded.model, kept, 5020):
         scorer = Scorer(loaded)
         scorer.loglikelihood(requests())
-    assert (kept.asked, "tree" in scorer.notes["rows_by_path"]) == (1, True)
+    assert (kept.asked, "tree" in scorer.notes.rows_by_route) == (1, True)
     loaded = made()
     with limited(loaded.model, Kept(0), 80):  # a row alone fits; rows of a trial do not
         scorer = Scorer(loaded)
-        found = scorer.loglikelihood(requests())
-    assert set(scorer.notes["rows_by_path"]) <= {"plain", "single", "reference"}
+        result = scorer.loglikelihood(requests())
+    assert set(scorer.notes.rows_by_route) <= {"plain", "single", "reference"}
     assert NO_MEMORY in loaded.checks.routes.values()
-    assert [one.logprob for one in found] == pytest.approx(
-        [one.logprob for one in wanted], abs=1e-4
+    assert [likelihood.logprob for likelihood in result] == pytest.approx(
+        [likelihood.logprob for likelihood in expected], abs=1e-4
     )
     again = Scorer(made())
     again.loglikelihood(requests())
-    assert "tree" in again.notes["rows_by_path"]
+    assert "tree" in again.notes.rows_by_route
 
 
 def test_writing_goes_on_in_one_seat_where_something_can_be_let_go() -> None:
     loaded = made()
     asked = [Generation("the river is", (), 5)]
-    wanted = Scorer(loaded).generate(asked)
+    expected = Scorer(loaded).generate(asked)
     kept = Kept(100)
     with limited(loaded.model, kept, 102):
-        assert Scorer(loaded).generate(asked) == wanted
+        assert Scorer(loaded).generate(asked) == expected
     assert kept.asked == 1
 
 
@@ -137,24 +137,24 @@ def test_lanes_keep_their_passes_where_something_can_be_let_go() -> None:
 
 def test_captured_passes_are_let_go_and_made_again_in_fewer_sizes() -> None:
     specs = lanes(2)
-    with LaneTrainer(lane_model("llama"), static=True) as trainer:
+    with LaneTrainer(lane_model("llama"), may_pack=True) as trainer:
         trainer.train(specs)
         assert trainer.run_under_way is not None
-        steps = trainer.run_under_way.steps
+        stepper = trainer.run_under_way.stepper
         from potentia.engine.layers.row_layout import Bucket
 
         for size in range(6, 0, -1):
-            steps._work_of_bucket(Bucket(128 * size, 64, 2)).graph = object()  # as if captured
-        assert len(steps._passes) == 6  # memory of the first is enough for all
-        steps._work_of_bucket(Bucket(128 * 7, 64, 2)).graph = object()
-        assert list(steps._passes) == [
+            stepper._work_of_bucket(Bucket(128 * size, 64, 2)).graph = object()  # as if captured
+        assert len(stepper._passes) == 6  # memory of the first is enough for all
+        stepper._work_of_bucket(Bucket(128 * 7, 64, 2)).graph = object()
+        assert list(stepper._passes) == [
             Bucket(128 * 7, 64, 2)
         ]  # theirs is too small for it: they are made again in its
         for size in range(5):
-            steps._work_of_bucket(Bucket(128 * 6, 64 + size, 2)).graph = object()
+            stepper._work_of_bucket(Bucket(128 * 6, 64 + size, 2)).graph = object()
         assert give_back(torch.device("cpu"))
-        assert not steps._passes
-        assert steps.most_graphs == 3
+        assert not stepper._passes
+        assert stepper.graph_limit == 3
         assert not give_back(torch.device("cpu"))
 
 
@@ -179,27 +179,27 @@ def test_a_pass_that_finds_no_memory_when_it_is_captured_is_made_smaller(
         monkeypatch.setattr(torch.cuda, name, type(name, (), {"__init__": lambda *_, **__: None}))
     monkeypatch.setattr(torch.cuda, "graph", capturing)
     plans = []
-    with LaneTrainer(lane_model("llama"), static=True) as trainer:
+    with LaneTrainer(lane_model("llama"), may_pack=True) as trainer:
         trainer.train(lanes(2))
         assert trainer.run_under_way is not None
-        steps = trainer.run_under_way.steps
-        steps.capturing = True
+        stepper = trainer.run_under_way.stepper
+        stepper.may_capture = True
         rows = lanes_rows(lanes(2))
         assert trainer.plan is not None
         trainer.plan = replace(trainer.plan, token_budget=1024)
 
         def compute(plan: PassPlan) -> None:
             plans.append(plan.token_budget)
-            steps.add_gradients(rows, plan)
-            steps.capturing = plan.token_budget > 256  # smaller ones do fit
-            steps.add_gradients(rows, plan)
+            stepper.add_gradients(rows, plan)
+            stepper.may_capture = plan.token_budget > 256  # smaller ones do fit
+            stepper.add_gradients(rows, plan)
 
-        trainer.run_in_passes(rows, compute, steps.clear, "")
-        steps.capturing = True
-        steps._updating.uses = 1
-        steps.update(
-            np.zeros((steps.bank.slots, UPDATE_COLUMNS), np.float32)
+        trainer.run_in_passes(rows, compute, stepper.clear, "")
+        stepper.may_capture = True
+        stepper._updating.uses = 1
+        stepper.update(
+            np.zeros((stepper.bank.slots, UPDATE_COLUMNS), np.float32)
         )  # this goes on without
-        assert steps.capturing
+        assert stepper.may_capture
     assert plans[0] == 1024
     assert plans[-1] == 256

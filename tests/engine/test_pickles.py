@@ -23,8 +23,8 @@ class Mark:
 
 
 def test_a_pickle_is_neither_named_nor_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    made = tiny("llama")
-    for part in (made.model, made.tokenizer):
+    tiny_model = tiny("llama")
+    for part in (tiny_model.model, tiny_model.tokenizer):
         part.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save({"evil": Mark(tmp_path / "mark")}, tmp_path / "pytorch_model.bin")
@@ -33,7 +33,7 @@ def test_a_pickle_is_neither_named_nor_loaded(tmp_path: Path, monkeypatch: pytes
             ask(str(tmp_path))
         assert refused.value.hint
     assert "--allow pickle" in fingerprint_hint(tmp_path)
-    torch.save(made.model.state_dict(), tmp_path / "pytorch_model.bin")
+    torch.save(tiny_model.model.state_dict(), tmp_path / "pytorch_model.bin")
     monkeypatch.setenv(files.PICKLE, "1")
     assert load(str(tmp_path), device="cpu").fingerprint == fingerprint(str(tmp_path))
     assert not (tmp_path / "mark").exists()

@@ -41,9 +41,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def few(kind: str, quantise: str) -> torch.nn.Module:
     """Return a tiny model in few bits."""
-    made = quantise_model(lane_models.tiny(kind), quantise, torch.float32, {"": "cpu"})
-    assert compute_plainly(made) > 0
-    return made.eval().requires_grad_(False)
+    model = quantise_model(lane_models.tiny(kind), quantise, torch.float32, {"": "cpu"})
+    assert compute_plainly(model) > 0
+    return model.eval().requires_grad_(False)
 
 
 def study(world: Path, store: Path, quantise: str | None, **changes: Any) -> Any:
@@ -163,18 +163,22 @@ def test_a_gradient_comes_through_after_a_pass_without_one() -> None:
 
 
 def test_few_bits_are_near_the_whole_and_smaller_and_counted_whole(world: Path) -> None:
-    whole = engine.load(str(world / "base"), device="cpu")
+    unquantised = engine.load(str(world / "base"), device="cpu")
     ask = [Continuation("the red cat", f" {word}") for word in ("is", "was", "river")]
-    told = torch.tensor([one.logprob for one in Scorer(whole).loglikelihood(ask)])
-    size = sum(p.numel() * p.element_size() for p in whole.model.parameters())
+    result = torch.tensor(
+        [likelihood.logprob for likelihood in Scorer(unquantised).loglikelihood(ask)]
+    )
+    size = sum(p.numel() * p.element_size() for p in unquantised.model.parameters())
     off = {}
     for quantise in WAYS:
         loaded = engine.load(str(world / "base"), device="cpu", quantise=quantise)
-        few_told = torch.tensor([one.logprob for one in Scorer(loaded).loglikelihood(ask)])
-        off[quantise] = float((few_told - told).abs().max())
-        assert loaded.parameters == whole.parameters == count_parameters(whole.model)
+        few_told = torch.tensor(
+            [likelihood.logprob for likelihood in Scorer(loaded).loglikelihood(ask)]
+        )
+        off[quantise] = float((few_told - result).abs().max())
+        assert loaded.parameters == unquantised.parameters == count_parameters(unquantised.model)
         assert sum(p.numel() * p.element_size() for p in loaded.model.parameters()) < size / 2
-        assert loaded.fingerprint != whole.fingerprint
+        assert loaded.fingerprint != unquantised.fingerprint
     assert 0 < off["8bit"] < off["4bit"]
     assert FEW_BYTES["4bit"] < FEW_BYTES["8bit"] < 2
 
@@ -223,11 +227,11 @@ def test_what_adapters_made_of_the_weights_is_quantised_as_if_it_had_been_saved(
     merged = copy.deepcopy(adapted).merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")
     tiny.tokenizer().save_pretrained(tmp_path / "merged")
-    one = engine.load(
+    first = engine.load(
         str(world / "base"), device="cpu", quantise="4bit", adapters=[str(tmp_path / "adapter")]
     )
-    two = engine.load(str(tmp_path / "merged"), device="cpu", quantise="4bit")
-    for ours, theirs in zip(one.model.parameters(), two.model.parameters(), strict=True):
+    second = engine.load(str(tmp_path / "merged"), device="cpu", quantise="4bit")
+    for ours, theirs in zip(first.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
 

@@ -18,13 +18,13 @@ from scoring_models import ARCHITECTURES, tiny
 
 
 def save_changed(folder: Path, change: Callable[[torch.Tensor], None], dtype: torch.dtype) -> str:
-    made = tiny("llama")
-    made.model.to(dtype)
+    tiny_model = tiny("llama")
+    tiny_model.model.to(dtype)
     with torch.no_grad():
-        for weight in made.model.parameters():
+        for weight in tiny_model.model.parameters():
             change(weight)
-    made.model.save_pretrained(folder)
-    made.tokenizer.save_pretrained(folder)
+    tiny_model.model.save_pretrained(folder)
+    tiny_model.tokenizer.save_pretrained(folder)
     return str(folder)
 
 

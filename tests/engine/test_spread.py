@@ -82,16 +82,16 @@ def test_scores_and_texts_over_two_devices_are_those_of_one(
     asks = [Continuation("the red cat", f" {word}") for word in ("is old", "was", "river house")]
     asks += [Continuation("the blue dog is in", f" {word}") for word in ("a house", "the river")]
     writes = [Generation("the cat", (".",), 6), Generation("who is the old dog", ("?",), 3)]
-    told = []
+    result = []
     for away in (None, 1):
         loaded = engine.load(str(tmp_path / "base"), device="cpu")
         if away is None:
-            told.append((Scorer(loaded).loglikelihood(asks), Scorer(loaded).generate(writes)))
+            result.append((Scorer(loaded).loglikelihood(asks), Scorer(loaded).generate(writes)))
             continue
         with spread_over_two(loaded.model, away, monkeypatch) as devices:
-            told.append((Scorer(loaded).loglikelihood(asks), Scorer(loaded).generate(writes)))
+            result.append((Scorer(loaded).loglikelihood(asks), Scorer(loaded).generate(writes)))
             assert devices.sent > 0
-    assert told[0] == told[1]
+    assert result[0] == result[1]
 
 
 def test_full_tuning_over_two_devices_gives_the_weights_of_one(
@@ -102,7 +102,7 @@ def test_full_tuning_over_two_devices_gives_the_weights_of_one(
     def trained(model: torch.nn.Module) -> list[torch.Tensor]:
         with FullLanes(model) as trainer:
             trainer.train([spec])
-            return [weight.clone() for weight in trainer.weights()]
+            return [weight.clone() for weight in trainer.current_weights()]
 
     model = lane_models.tiny("llama")
     alone = trained(model)
@@ -111,20 +111,23 @@ def test_full_tuning_over_two_devices_gives_the_weights_of_one(
     )  # not watched: optimizers take lists of both devices' weights
     over_two = trained(model)
     assert devices.sent > 10
-    assert all(torch.equal(one, two) for one, two in zip(alone, over_two, strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(alone, over_two, strict=True))
 
 
 def test_blocks_are_shared_by_the_room_of_devices() -> None:
     model = lane_models.tiny("llama")
-    one = sum(p.numel() * 4 for p in find_blocks(model)[0].parameters())
-    whole = sum(p.numel() * 4 for p in model.parameters())
-    gpu, other = torch.device("cuda", 0), torch.device("cuda", 1)
-    rest = whole - 2 * one
-    assert lay_out(model, [gpu, other], [rest + 2 * one, 2 * one]).places == (gpu, other)
-    assert lay_out(model, [gpu, other], [rest + one, one]).places == (gpu, other)
-    assert lay_out(model, [gpu, other], [rest, 3 * one]).places == (other, other)
+    first = sum(p.numel() * 4 for p in find_blocks(model)[0].parameters())
+    model_bytes = sum(p.numel() * 4 for p in model.parameters())
+    gpu, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    other_bytes = model_bytes - 2 * first
+    assert lay_out(model, [gpu, second], [other_bytes + 2 * first, 2 * first]).places == (
+        gpu,
+        second,
+    )
+    assert lay_out(model, [gpu, second], [other_bytes + first, first]).places == (gpu, second)
+    assert lay_out(model, [gpu, second], [other_bytes, 3 * first]).places == (second, second)
     with pytest.raises(ModelError, match="there is room for"):
-        lay_out(model, [gpu, other], [rest + one // 2, one])
+        lay_out(model, [gpu, second], [other_bytes + first // 2, first])
     assert lay_out(model, [CPU]).places == (CPU, CPU)
     assert not is_spread(model)
     assert room_for_passes(model) is None

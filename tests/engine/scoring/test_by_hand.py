@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from architectures.tiny import build, words
+from architectures.tiny import WORDS, build, words
+from lane_models import GEMMA4_KINDS, tiny
 from potentia.engine import LoadedModel
 from potentia.engine.layers.row_layout import AdapterGroup, LaneRoute
 from potentia.engine.operations import TILE, plain
@@ -29,7 +30,8 @@ def pairs_of(count: int, length: int) -> list[tuple[list[int], list[int]]]:
 
 
 def made(case: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
-    return LoadedModel.of(build(case).to(dtype), words())
+    model = tiny(case, vocabulary=WORDS) if case in GEMMA4_KINDS else build(case)
+    return LoadedModel.of(model.to(dtype), words())
 
 
 def told(loaded: LoadedModel, **options) -> tuple[float, Scorer]:
@@ -39,10 +41,10 @@ def told(loaded: LoadedModel, **options) -> tuple[float, Scorer]:
         options["owners"][n % len(options["owners"])] for n in range(len(pairs))
     ]
     fast = Scorer(loaded, fused=True, router=router)
-    found = fast.loglikelihood_ids(pairs, owners=owners)
-    wanted = Scorer(loaded, reference=True, router=router).loglikelihood_ids(pairs, owners=owners)
+    result = fast.loglikelihood_ids(pairs, owners=owners)
+    expected = Scorer(loaded, reference=True, router=router).loglikelihood_ids(pairs, owners=owners)
     return max(
-        abs(one.logprob - other.logprob) for one, other in zip(found, wanted, strict=True)
+        abs(first.logprob - second.logprob) for first, second in zip(result, expected, strict=True)
     ), fast
 
 
@@ -58,6 +60,10 @@ def told(loaded: LoadedModel, **options) -> tuple[float, Scorer]:
         "olmo3",
         "smollm3",
         "phi3",
+        "gemma4",
+        "gemma4_one_key",
+        "gemma4_inputs",
+        "gemma4_shared",
     ],
 )
 def test_the_numbers_are_the_models_own(case: str) -> None:
@@ -65,40 +71,49 @@ def test_the_numbers_are_the_models_own(case: str) -> None:
     before = {name: weight.data_ptr() for name, weight in loaded.model.named_parameters()}
     apart, scorer = told(loaded)
     assert apart < 1e-4
-    assert scorer.notes["layers"] == ScoringLayers.FUSED
-    assert {"tree", "plain"} == set(scorer.notes["rows_by_path"])
-    assert {fact["form"] for fact in loaded.record["scoring"].values()} == {ScoringLayers.FUSED}
+    assert scorer.notes.layers == ScoringLayers.FUSED
+    assert {"tree", "plain"} == set(scorer.notes.rows_by_route)
+    assert {record.layers for record in loaded.record.scoring} == {ScoringLayers.FUSED}
     assert {
         name: weight.data_ptr() for name, weight in loaded.model.named_parameters()
     } == before, "weights moved"
     assert not any("forward" in module.__dict__ for module in loaded.model.modules())
 
 
-@pytest.mark.parametrize(("case", "dtype"), [("llama", torch.float32), ("qwen2", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        ("llama", torch.float32),
+        ("qwen2", torch.bfloat16),
+        ("phi3", torch.float32),
+        ("gemma4_inputs", torch.float32),
+        ("gemma4_shared", torch.float32),
+    ],
+)
 def test_requests_of_several_adapters_and_of_none(
     case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, lengths = plain.add_adapter_outputs, set()
+    original, lengths = plain.add_adapter_outputs, set()
 
     def tiled(
         x: torch.Tensor, y: torch.Tensor, group: AdapterGroup, route: LaneRoute
     ) -> torch.Tensor:
         """Tiles, which kernels alone read, hold every token once, and none holds those of two owners."""
         owners = route.owners.repeat_interleave(route.stretch).tolist()
-        seen = [range(start, min(start + TILE, stop)) for start, stop in route.tiles.tolist()]
-        assert sorted(token for tokens in seen for token in tokens) == list(range(x.shape[0]))
-        assert all(len({owners[token] for token in tokens}) == 1 for tokens in seen)
-        lengths.update(map(len, seen))
-        return own(x, y, group, route)
+        tiles = [range(start, min(start + TILE, stop)) for start, stop in route.tiles.tolist()]
+        assert sorted(token for tokens in tiles for token in tokens) == list(range(x.shape[0]))
+        assert all(len({owners[token] for token in tokens}) == 1 for tokens in tiles)
+        lengths.update(map(len, tiles))
+        return original(x, y, group, route)
 
     monkeypatch.setattr(plain, "add_adapter_outputs", tiled)
     loaded = made(case, dtype)
     with LaneTrainer(loaded) as trainer:
-        trainer.bank(LoraConfig(targets=("all-linear",), dropout=0.1), 3).make_up_adapters()
+        trainer.install_bank(LoraConfig(targets=("all-linear",), dropout=0.1), 3).make_up_adapters()
         apart, scorer = told(loaded, router=trainer.router, owners=[2, -1, 0, 1])
-    assert scorer.notes["layers"] == ScoringLayers.FUSED
+    assert scorer.notes.layers == ScoringLayers.FUSED
     assert apart < (1e-4 if dtype is torch.float32 else 0.5)
-    assert all(name.endswith("with adapters") for name in loaded.record["scoring"])
+    assert all(record.adapters for record in loaded.record.scoring)
     assert {TILE} < lengths  # rows of several tiles, the last of them shorter
 
 
@@ -113,7 +128,7 @@ def test_weights_that_change_are_read_anew() -> None:
             else:
                 weight.data = weight.data * 0.8
     apart, scorer = told(loaded)
-    assert (apart < 1e-4, scorer.notes["layers"]) == (True, ScoringLayers.FUSED)
+    assert (apart < 1e-4, scorer.notes.layers) == (True, ScoringLayers.FUSED)
 
 
 @pytest.mark.parametrize("case", ["granite+factors", "helium", "gemma2", "gpt2"])
@@ -121,17 +136,17 @@ def test_layers_of_another_kind_run_by_themselves(case: str) -> None:
     """Granite scales its residuals, Helium rotates neighbours: only trying tells. Others have other parts."""
     apart, scorer = told(made(case))
     assert apart < 1e-4
-    assert scorer.notes["layers"] == ScoringLayers.OWN
+    assert scorer.notes.layers == ScoringLayers.OWN
 
 
 def test_hooks_run_by_the_models_own_layers() -> None:
     loaded = made("llama")
     scorer = Scorer(loaded, fused=True)
     loaded.model.model.layers[1].mlp.register_forward_hook(lambda _, __, out: out * 2)
-    found = scorer.loglikelihood_ids(pairs_of(4, 40))
-    wanted = Scorer(loaded, reference=True).loglikelihood_ids(pairs_of(4, 40))
-    assert [one.logprob for one in found] == pytest.approx(
-        [one.logprob for one in wanted], abs=1e-4
+    result = scorer.loglikelihood_ids(pairs_of(4, 40))
+    expected = Scorer(loaded, reference=True).loglikelihood_ids(pairs_of(4, 40))
+    assert [likelihood.logprob for likelihood in result] == pytest.approx(
+        [likelihood.logprob for likelihood in expected], abs=1e-4
     )
 
 
@@ -152,8 +167,8 @@ def test_a_broken_operation_is_noticed(
     monkeypatch.setattr(plain, name, BREAKS[name](getattr(plain, name)))
     loaded = made("llama", dtype)
     with LaneTrainer(loaded) as trainer:
-        trainer.bank(LoraConfig(targets=("all-linear",), dropout=0.0), 3).make_up_adapters()
+        trainer.install_bank(LoraConfig(targets=("all-linear",), dropout=0.0), 3).make_up_adapters()
         apart, scorer = told(loaded, router=trainer.router, owners=[0, 1, 2])
-    assert scorer.notes["layers"] == ScoringLayers.OWN
-    assert any("by hand" in message for message in scorer.notes["fallbacks"])
+    assert scorer.notes.layers == ScoringLayers.OWN
+    assert any("hand-written layers" in message for message in scorer.notes.fallbacks)
     assert apart < (1e-4 if dtype is torch.float32 else 0.5)

@@ -18,6 +18,7 @@ from potentia.engine.scoring import Scorer, continuous, generate
 from potentia.engine.scoring.decoding import Endings
 from potentia.engine.training import LaneTrainer
 from potentia.values.requests import Generation
+from potentia.values.scoring_route import WritingRoute
 from scoring_models import ARCHITECTURES, CORPUS, tiny
 
 WORDS = " ".join(CORPUS[:3]).split()
@@ -31,7 +32,7 @@ def phrases(count: int, seed: int = 2) -> list[str]:
 def written(loaded: LoadedModel, requests: list[Generation], **options) -> list[str]:
     scorer = Scorer(loaded, continuous=True, **options)
     texts = scorer.generate(requests)
-    assert scorer.notes["writing"] == ["continuous loop"]
+    assert scorer.notes.writing == (WritingRoute.SEATS,)
     return texts
 
 
@@ -47,15 +48,15 @@ def test_texts_are_lm_evals(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for stop in ((), ("\n",), ("e", " the"), ("zzz",)):
         ours = scorer.generate([Generation(context, stop, 20) for context in contexts])
         keywords = {"until": list(stop), "max_gen_toks": 20, "do_sample": False}
-        asked = [
+        requests = [
             Instance("generate_until", {}, (c, dict(keywords)), i, ("t", i, 1))
             for i, c in enumerate(contexts)
         ]
-        assert ours == harness.generate_until(asked, disable_tqdm=True)
-    said = scorer.notes["writing"], scorer.notes["fallbacks"]
-    assert said[0] == ["continuous loop"] or any(
-        "writing in seats" in reason for reason in said[1]
-    ), said
+        assert ours == harness.generate_until(requests, disable_tqdm=True)
+    reported = scorer.notes.writing, scorer.notes.fallbacks
+    assert reported[0] == (WritingRoute.SEATS,) or any(
+        "writing in seats" in reason for reason in reported[1]
+    ), reported
 
 
 def test_most_models_write_in_seats() -> None:
@@ -63,7 +64,7 @@ def test_most_models_write_in_seats() -> None:
     for kind in ARCHITECTURES:
         scorer = Scorer(tiny(kind), continuous=True)
         scorer.generate([Generation("plants", (), 3)])
-        seated += [kind] if scorer.notes["writing"] == ["continuous loop"] else []
+        seated += [kind] if scorer.notes.writing == (WritingRoute.SEATS,) else []
     assert {"llama", "gpt2", "gpt_neox"} & set(ARCHITECTURES) <= set(seated)
 
 
@@ -73,9 +74,9 @@ def test_a_step_in_seats_can_be_captured() -> None:
     side_by_side = continuous.Seats(network, 5, 40, capture=False)
     with network.evaluating():
         side_by_side.seat_prompts(range(5), [[3, 4, 5], [7], [9, 8], [5] * 20, [6, 7]], [-1] * 5)
-        side_by_side.step(5, routed=False)
+        side_by_side.step(5)
         with Audit(1 << 40) as audit:
-            side_by_side._compute_step(5, routed=False, record=False)
+            side_by_side._compute_step(5, record_logprobs=False)
     assert audit.count > 50
     assert audit.found == []
 
@@ -87,22 +88,22 @@ def test_rooms_of_all_sizes_through_few_seats(monkeypatch: pytest.MonkeyPatch) -
         Generation(text, ("e",) if i % 3 else (), rng.randint(0, 25))
         for i, text in enumerate(phrases(60))
     ]
-    wanted = Scorer(loaded, continuous=False).generate(requests)
+    expected = Scorer(loaded, continuous=False).generate(requests)
     counts: list[int] = []
-    whole = continuous.Seats.step
+    original_step = continuous.Seats.step
 
     def step(self, count, **options):
         counts.append(count)
-        whole(self, count, **options)
+        original_step(self, count, **options)
 
     monkeypatch.setattr(continuous.Seats, "step", step)
     monkeypatch.setattr(continuous, "FEWEST_SEATS", 2)
-    for most in (1, 3, 20):
-        monkeypatch.setitem(generate.MOST_SEATS, "cpu", most)
-        told: list[int] = []
+    for seat_count in (1, 3, 20):
+        monkeypatch.setitem(generate.MOST_SEATS, "cpu", seat_count)
+        result: list[int] = []
         scorer = Scorer(loaded, continuous=True)
-        assert scorer.generate(requests, progress=told.append) == wanted
-        assert sum(told) == len(requests)
+        assert scorer.generate(requests, progress=result.append) == expected
+        assert sum(result) == len(requests)
     assert {20, 2} <= set(counts)  # the last texts moved together
     assert 0 < len(counts) < 60 * 25
 
@@ -119,10 +120,10 @@ def test_a_text_gets_its_own_adapter(tmp_path: Path) -> None:
         trainer.train(specs)
         owners = [trainer.restore(s.key, 2) for s in specs]
         requests = [Generation(text, (), 10) for text in phrases(12)]
-        asked = [[*owners, -1][i % 4] for i in range(12)]
+        owner_of_text = [[*owners, -1][i % 4] for i in range(12)]
         texts = {
             way: Scorer(loaded, router=trainer.router, continuous=way).generate(
-                requests, owners=asked
+                requests, owners=owner_of_text
             )
             for way in (False, True)
         }
@@ -133,17 +134,17 @@ def test_a_text_gets_its_own_adapter(tmp_path: Path) -> None:
 def test_too_little_memory_halves_the_seats(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny("llama")
     requests = [Generation(text, (), 12) for text in phrases(20)]
-    wanted = Scorer(loaded, continuous=False).generate(requests)
-    whole, refused = continuous.Seats._compute_step, []
+    expected = Scorer(loaded, continuous=False).generate(requests)
+    original_step, refused = continuous.Seats._compute_step, []
 
-    def step(self, count, *rest):
-        if count > 4 and not rest[-1]:
+    def step(self, count, *, record_logprobs):
+        if count > 4 and not record_logprobs:
             refused.append(count)
             raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
-        whole(self, count, *rest)
+        original_step(self, count, record_logprobs=record_logprobs)
 
     monkeypatch.setattr(continuous.Seats, "_compute_step", step)
-    assert written(loaded, requests) == wanted
+    assert written(loaded, requests) == expected
     assert refused == [16, 8]
 
 

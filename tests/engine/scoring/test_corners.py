@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from potentia.engine import BosPolicy, Encoder, LoadedModel
 from potentia.engine.layers.network import Network
@@ -61,14 +64,14 @@ def test_any_text(kind: str, pairs: list[tuple[str, str]]) -> None:
 
 
 def test_empty_continuation_costs_nothing(llama: LoadedModel) -> None:
-    seen: list[int] = []
+    lengths_seen: list[int] = []
     results = Scorer(llama).loglikelihood(
-        [Continuation("a", ""), Continuation("", "")], progress=seen.append
+        [Continuation("a", ""), Continuation("", "")], progress=lengths_seen.append
     )
     assert [(entry.logprob, entry.greedy, entry.tokens) for entry in results] == [
         (0.0, True, 0)
     ] * 2
-    assert sum(seen) == 2
+    assert sum(lengths_seen) == 2
     assert Scorer(llama).loglikelihood([]) == []
     assert Scorer(llama).generate([]) == []
     (nothing,) = Scorer(llama).rolling([Document("")])
@@ -81,14 +84,14 @@ def test_a_token_across_the_boundary(qwen: LoadedModel) -> None:
     word = max(
         (text for text in qwen.tokenizer.get_vocab() if text.isalpha() and text.isascii()), key=len
     )
-    whole = qwen.tokenizer(word)["input_ids"]
-    assert len(whole) == 1
+    whole_ids = qwen.tokenizer(word)["input_ids"]
+    assert len(whole_ids) == 1
     assert len(word) > 2
     context, continuation = encoder.continuations([(word[:-1], word[-1])])[0]
-    assert continuation == whole
+    assert continuation == whole_ids
     assert context == [qwen.bos.prefix_id]
     before = encoder.prompt("Question:\n")
-    assert encoder.continuations([("Question:\n" + word[:-1], word[-1])])[0] == (before, whole)
+    assert encoder.continuations([("Question:\n" + word[:-1], word[-1])])[0] == (before, whole_ids)
     _same(
         Scorer(qwen),
         [Continuation(word[:-1], word[-1]), Continuation("Question:\n" + word[:-1], word[-1])],
@@ -148,7 +151,7 @@ def test_continuation_longer_than_the_model(llama: LoadedModel) -> None:
     scorer = Scorer(llama)
     (entry,) = scorer.loglikelihood([Continuation("Question:", " " + text)])
     assert entry.tokens > llama.max_length
-    assert scorer.notes["windowed"] == 1
+    assert scorer.notes.windowed == 1
     assert entry.logprob < -entry.tokens / 10
 
 
@@ -183,9 +186,9 @@ def test_memory_that_runs_out_halves_the_budget(
 
     monkeypatch.setattr(Network, "score_rows", score)
     scorer = Scorer(llama, token_budget=4000)
-    found = scorer.loglikelihood(requests)
+    result = scorer.loglikelihood(requests)
     assert scorer.token_budget <= 500
-    assert [entry.logprob for entry in found] == pytest.approx(
+    assert [entry.logprob for entry in result] == pytest.approx(
         [entry.logprob for entry in expected], abs=1e-4
     )
     monkeypatch.setattr(
@@ -215,12 +218,12 @@ def test_a_path_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Network, "_tree_inputs", wrong)
     scorer = Scorer(loaded)
-    found = scorer.loglikelihood(requests)
-    assert [entry.logprob for entry in found] == pytest.approx(
+    result = scorer.loglikelihood(requests)
+    assert [entry.logprob for entry in result] == pytest.approx(
         [entry.logprob for entry in expected], abs=1e-4
     )
-    assert "tree" not in scorer.notes["rows_by_path"]
-    assert "the tree path is not used" in scorer.notes["fallbacks"][0]
+    assert "tree" not in scorer.notes.rows_by_route
+    assert "scoring by shared beginnings is not used" in scorer.notes.fallbacks[0]
 
 
 def test_bloom_takes_the_plain_path() -> None:
@@ -231,7 +234,7 @@ def test_bloom_takes_the_plain_path() -> None:
     ]
     scorer = Scorer(loaded)
     _same(scorer, requests)
-    assert set(scorer.notes["rows_by_path"]) == {"plain"}
+    assert set(scorer.notes.rows_by_route) == {"plain"}
 
 
 class _Doubling:
@@ -323,15 +326,36 @@ def test_the_model_returns_to_training_mode(llama: LoadedModel) -> None:
     llama.model.eval()
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_a_context_that_has_no_tokens_is_an_empty_one(kind: str) -> None:
+    loaded = tiny(kind, layers=1)
+    invisible = "\u200b"
+    backend = Tokenizer.from_str(loaded.tokenizer.backend_tokenizer.to_str())
+    backend.normalizer = normalizers.Replace(invisible, "")
+    special = dict(loaded.tokenizer.special_tokens_map)
+    loaded = replace(loaded, tokenizer=PreTrainedTokenizerFast(tokenizer_object=backend, **special))
+    pairs = [Continuation(context, " a better surgeon") for context in (invisible, "")]
+    _same(Scorer(loaded), pairs)
+    after_invisible, after_nothing = Scorer(loaded).loglikelihood(pairs)
+    assert after_invisible == after_nothing
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_token_ids_without_a_context_are_refused(llama: LoadedModel, reference: bool) -> None:
+    scorer = Scorer(llama, reference=reference)
+    with pytest.raises(InputError, match="request 1 has no context"):
+        scorer.loglikelihood_ids([([5], [6, 7]), ([], [5, 6, 7])])
+
+
 def test_notes_tell_how_scores_were_made(llama: LoadedModel) -> None:
     scorer = Scorer(llama)
     scorer.loglikelihood(
         [Continuation("Question: plants?", choice) for choice in (" yes", " no", " oxygen")]
     )
     notes = scorer.notes
-    assert notes["tokens_processed"] < notes["tokens_requested"]
-    assert notes["bos"]["required"] is True
-    assert all(ids[0] == llama.bos.prefix_id for ids in notes["prompt_samples"])
+    assert notes.tokens_processed < notes.tokens_requested
+    assert notes.bos["required"] is True
+    assert all(ids[0] == llama.bos.prefix_id for ids in notes.prompt_samples)
 
 
 @given(
@@ -350,21 +374,21 @@ def test_a_prefix_tree_is_its_sequences(
         ScoredSequence(i, ids, 1 + i % (len(ids) - 1), i % 2) for i, ids in enumerate(sequences)
     ]
     rows = pack_sequences(scored, row_tokens, share=share)
-    found: set[int] = set()
+    result: set[int] = set()
     for row in rows:
         for sequence, nodes in row.reads:
-            found.add(sequence.index)
+            result.add(sequence.index)
             assert sequence.owner == row.owner
             assert len(nodes) == sequence.scored
             for offset, node in enumerate(nodes):
-                seen = [j for j in range(node + 1) if node < row.ends[j]]
+                seen = [j for j in range(node + 1) if node < row.subtree_ends[j]]
                 assert [row.tokens[j] for j in seen] == sequence.ids[
                     : len(sequence.ids) - sequence.scored + offset
                 ]
                 assert [row.depths[j] for j in seen] == list(range(len(seen)))
-        if not row.has_branches:
+        if not row.needs_mask:
             assert row.depths == list(range(len(row)))
-    assert found == set(range(len(sequences)))
+    assert result == set(range(len(sequences)))
     packed = [id(row) for batch in group_rows(rows, 40, 10_000) for row in batch]
     assert sorted(packed) == sorted(id(row) for row in rows)
 
@@ -402,16 +426,16 @@ def test_bad_devices_and_dtypes_name_the_fix() -> None:
 def test_saved_and_loaded_models_are_the_same(tmp_path: Any) -> None:
     from potentia.engine import load
 
-    made = tiny("llama", seed=7)
-    made.model.save_pretrained(tmp_path)
-    made.tokenizer.save_pretrained(tmp_path)
+    tiny_model = tiny("llama", seed=7)
+    tiny_model.model.save_pretrained(tmp_path)
+    tiny_model.tokenizer.save_pretrained(tmp_path)
     loaded = load(str(tmp_path), device="cpu")
     again = load(str(tmp_path), device="cpu")
     assert loaded.fingerprint == again.fingerprint
-    assert loaded.max_length == made.max_length
-    assert loaded.bos == made.bos
+    assert loaded.max_length == tiny_model.max_length
+    assert loaded.bos == tiny_model.bos
     requests = [Continuation("plants", " take"), Continuation("plants", " give")]
-    assert Scorer(loaded).loglikelihood(requests) == Scorer(made).loglikelihood(requests)
+    assert Scorer(loaded).loglikelihood(requests) == Scorer(tiny_model).loglikelihood(requests)
     tiny("llama", seed=8).model.save_pretrained(tmp_path)
     assert load(str(tmp_path), device="cpu").fingerprint != loaded.fingerprint
     loaded.close()

@@ -63,8 +63,8 @@ def test_loglikelihood(loaded: LoadedModel, harness: HFLM) -> None:
     scorer = Scorer(loaded)
     ours = scorer.loglikelihood([Continuation(*pair) for pair in pairs])
     theirs = harness.loglikelihood(_instances("loglikelihood", pairs), disable_tqdm=True)
-    assert scorer.notes["rows_by_path"].keys() <= {"tree", "plain"}
-    assert "tree" in scorer.notes["rows_by_path"]
+    assert scorer.notes.rows_by_route.keys() <= {"tree", "plain"}
+    assert "tree" in scorer.notes.rows_by_route
     assert [entry.greedy for entry in ours] == [bool(greedy) for _, greedy in theirs]
     assert [entry.logprob for entry in ours] == pytest.approx(
         [value for value, _ in theirs], abs=1e-4
@@ -122,7 +122,7 @@ def test_truncation_keeps_bos(loaded: LoadedModel, harness: HFLM) -> None:
     context, continuation = "too long " * 40, " carbon dioxide"
     scorer = Scorer(loaded)
     (ours,) = scorer.loglikelihood([Continuation(context, continuation)])
-    assert scorer.notes["truncated"] == 1
+    assert scorer.notes.truncated == 1
     before, after = harness._encode_pair(context, continuation)
     if loaded.bos.required:
         before = [before[0], *(before[-(loaded.max_length - len(after)) :])]
@@ -159,7 +159,7 @@ def test_a_continuation_longer_than_the_model_reads(loaded: LoadedModel, harness
     expected = sum(value for value, _ in harness._loglikelihood_tokens(pieces, disable_tqdm=True))
     scorer = Scorer(loaded)
     (ours,) = scorer.loglikelihood([Continuation(context, continuation)])
-    assert scorer.notes["windowed"] == 1
+    assert scorer.notes.windowed == 1
     assert ours.tokens == len(after)
     assert ours.logprob == pytest.approx(expected, rel=1e-6, abs=1e-4)
 

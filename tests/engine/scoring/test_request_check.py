@@ -34,11 +34,11 @@ def test_right_numbers_pass_and_are_recorded(kind: str) -> None:
     scorer.loglikelihood(REQUESTS)
     scorer.rolling(TEXTS)
     scorer.generate([Generation("The river", max_tokens=2)])
-    recorded = loaded.record["requests"]
-    assert recorded["continuations"]["compared"] == 5
-    assert recorded["documents"]["compared"] == 2
-    assert recorded["prompts"]["compared"] == 1
-    assert recorded["continuations"]["off_by"] < 1e-3
+    recorded = loaded.record.requests
+    assert recorded["continuations"].compared == 5
+    assert recorded["documents"].compared == 2
+    assert recorded["prompts"].compared == 1
+    assert recorded["continuations"].off_by < 1e-3
 
 
 def test_the_rule_is_the_harness_own() -> None:
@@ -68,8 +68,8 @@ def test_a_boundary_in_the_wrong_place_is_noticed(
     right = Encoder.continuations
 
     def wrong(self: Encoder, pairs: Any) -> Any:
-        made = right(self, pairs)
-        return [(context[:-1], [*context[-1:], *rest]) for context, rest in made]
+        encoded_pairs = right(self, pairs)
+        return [(context[:-1], [*context[-1:], *rest]) for context, rest in encoded_pairs]
 
     monkeypatch.setattr(Encoder, "continuations", wrong)
     with pytest.raises(ModelError, match="harness's rule gives"):
@@ -94,9 +94,9 @@ def test_numbers_of_another_request_are_noticed(monkeypatch: pytest.MonkeyPatch)
     right = Network.score_rows
 
     def wrong(self: Network, rows: Any) -> Any:
-        made = right(self, rows)
-        made.logprobs = made.logprobs + torch.where(made.logprobs < -2, 0.05, 0.0)
-        return made
+        results = right(self, rows)
+        results.logprobs = results.logprobs + torch.where(results.logprobs < -2, 0.05, 0.0)
+        return results
 
     scorer = Scorer(tiny("llama", positions=128))
     scorer.loglikelihood(REQUESTS[:1])
@@ -160,10 +160,10 @@ def test_texts_of_several_windows_are_computed_again(kind: str) -> None:
     scorer = Scorer(loaded)
     scorer.loglikelihood([*REQUESTS, *LONG])
     scorer.rolling([*TEXTS, Document("Sarah was a surgeon. " * 9)])
-    recorded = loaded.record["requests"]
+    recorded = loaded.record.requests
     for name in ("continuations, windows", "continuations, empty context", "documents, windows"):
-        assert recorded[name]["compared"] == 1
-        assert recorded[name]["off_by"] < 1e-3
+        assert recorded[name].compared == 1
+        assert recorded[name].off_by < 1e-3
 
 
 def test_windows_that_begin_with_another_token_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,4 +229,4 @@ def test_without_memory_for_a_request_alone_the_scores_stand(
     monkeypatch.setattr(RequestCheck, "_window_logprob", refuse)
     loaded = tiny("gpt2", positions=128)
     assert len(Scorer(loaded).loglikelihood(REQUESTS)) == len(REQUESTS)
-    assert "requests" not in loaded.record
+    assert not loaded.record.requests

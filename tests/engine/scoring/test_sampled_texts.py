@@ -38,8 +38,10 @@ def test_a_sample_depends_on_its_seed_alone(loaded: LoadedModel, continuous: boo
     alone = [scorer.generate([request])[0] for request in requests]
     assert together == alone
     assert scorer.generate(requests[::-1])[::-1] == together
-    others = scorer.generate([replace(request, seed=request.seed + 100) for request in requests])
-    assert sum(one != other for one, other in zip(together, others, strict=True)) > 12
+    by_other_seeds = scorer.generate(
+        [replace(request, seed=request.seed + 100) for request in requests]
+    )
+    assert sum(first != second for first, second in zip(together, by_other_seeds, strict=True)) > 12
 
 
 def test_all_ways_of_writing_draw_the_same_texts(loaded: LoadedModel) -> None:
@@ -48,8 +50,8 @@ def test_all_ways_of_writing_draw_the_same_texts(loaded: LoadedModel) -> None:
     seats = Scorer(loaded, continuous=True).generate(requests)
     # a setting that does nothing sends the texts through the model's own generate
     by_model = [replace(r, options=(("no_repeat_ngram_size", 30),)) for r in requests]
-    own = Scorer(loaded, continuous=False).generate(by_model)
-    assert loop == seats == own
+    by_own_loop = Scorer(loaded, continuous=False).generate(by_model)
+    assert loop == seats == by_own_loop
 
 
 def test_greedy_texts_beside_sampled_ones_stay_greedy(loaded: LoadedModel) -> None:

@@ -24,6 +24,7 @@ from potentia.engine.training import LaneTrainer, LoraConfig
 from potentia.errors import InputError, ModelError
 from potentia.integrations.lm_eval import PotentiaLM
 from potentia.values.requests import Continuation, Document, Generation
+from potentia.values.scoring_route import ScoringRoute
 
 
 def made(case: str) -> LoadedModel:
@@ -38,15 +39,15 @@ def test_long_and_short_questions_in_any_order(case: str) -> None:
     loaded = made(case)
     pairs = questions(loaded)
     slow = Scorer(loaded, reference=True).loglikelihood([Continuation(*pair) for pair in pairs])
-    wanted = {pair: entry.logprob for pair, entry in zip(pairs, slow, strict=True)}
+    expected = {pair: entry.logprob for pair, entry in zip(pairs, slow, strict=True)}
     for order in orders(pairs):
         scorer = Scorer(replace(loaded, checks=ModelChecks()))
         for call in order:
-            found = [
+            result = [
                 entry.logprob
                 for entry in scorer.loglikelihood([Continuation(*pair) for pair in call])
             ]
-            assert found == pytest.approx([wanted[pair] for pair in call], abs=2e-4)
+            assert result == pytest.approx([expected[pair] for pair in call], abs=2e-4)
 
 
 def test_a_window_that_only_the_model_knows_is_found() -> None:
@@ -55,8 +56,8 @@ def test_a_window_that_only_the_model_knows_is_found() -> None:
     assert find_windows(loaded.model.config, loaded.max_length) == [256]
     scorer = Scorer(loaded)
     scorer.loglikelihood([Continuation(*pair) for pair in questions(loaded)])
-    assert {"tree", "plain"} == set(scorer.notes["rows_by_path"])
-    assert any("beyond 256 tokens" in message for message in scorer.notes["fallbacks"])
+    assert {"tree", "plain"} == set(scorer.notes.rows_by_route)
+    assert any("beyond 256 tokens" in message for message in scorer.notes.fallbacks)
 
 
 def test_rows_wider_than_the_model_reads_are_tried_too() -> None:
@@ -76,9 +77,9 @@ def test_rows_wider_than_the_model_reads_are_tried_too() -> None:
     "case", ["jamba", "mamba", "rwkv", "openai-gpt", "qwen3_next", "roformer", "bart"]
 )
 def test_models_without_a_cache_of_keys_write_as_lm_eval_does(case: str) -> None:
-    found = compare(made(case))
-    assert (found.written, found.choice < 2e-4) == (found.asked, True)
-    assert found.writing == "own"
+    comparison = compare(made(case))
+    assert (comparison.written, comparison.choice < 2e-4) == (comparison.asked, True)
+    assert comparison.writing == "own"
 
 
 def _harness(loaded: LoadedModel) -> HFLM:
@@ -224,7 +225,9 @@ def agreeing(loaded: LoadedModel, pairs: list[tuple[list[int], list[int]]], **op
     slow = Scorer(loaded, reference=True, router=options.get("router")).loglikelihood_ids(
         pairs, owners=owners
     )
-    return max(abs(one.logprob - other.logprob) for one, other in zip(fast, slow, strict=True))
+    return max(
+        abs(first.logprob - second.logprob) for first, second in zip(fast, slow, strict=True)
+    )
 
 
 def long_pairs(count: int, length: int, vocabulary: int = 90) -> list[tuple[list[int], list[int]]]:
@@ -252,7 +255,7 @@ def test_requests_of_several_adapters_are_not_mixed_up(name: str) -> None:
     model = ODD[name]()
     loaded = wrapped(model)
     with LaneTrainer(loaded) as trainer:
-        bank = trainer.bank(LoraConfig(targets=targets, dropout=0.0), 3)
+        bank = trainer.install_bank(LoraConfig(targets=targets, dropout=0.0), 3)
         bank.make_up_adapters()
         pairs = long_pairs(6, 40)
         owners = [n % 3 for n in range(len(pairs))]
@@ -269,17 +272,18 @@ def test_short_texts_beside_long_ones_are_the_same_in_bfloat16() -> None:
     short, long = long_pairs(2, 20), long_pairs(2, 60)
     alone = scorer.loglikelihood_ids(short)
     beside = Scorer(loaded).loglikelihood_ids([*short, *long])
-    for one, other in zip(alone, beside, strict=False):
-        assert abs(one.logprob - other.logprob) < 0.3
-    assert loaded.record["scoring"]["tree"]["in"] == "float32"
-    assert loaded.record["scoring"]["tree"]["off_by"] < 1e-3
+    for first, second in zip(alone, beside, strict=False):
+        assert abs(first.logprob - second.logprob) < 0.3
+    (tree,) = [record for record in loaded.record.scoring if record.route == ScoringRoute.TREE]
+    assert tree.dtype == "float32"
+    assert tree.off_by < 1e-3
 
 
 def test_texts_of_several_adapters_are_written_apart() -> None:
     model = ODD["attention in [s, b, h]"]()
     loaded = wrapped(model)
     with LaneTrainer(loaded) as trainer:
-        trainer.bank(LoraConfig(dropout=0.0), 3).make_up_adapters()
+        trainer.install_bank(LoraConfig(dropout=0.0, targets=None), 3).make_up_adapters()
         requests = [Generation(f"the river {n}", (), 6) for n in range(6)]
         owners = [n % 3 for n in range(6)]
         together = Scorer(loaded, router=trainer.router).generate(requests, owners=owners)

@@ -13,12 +13,13 @@ import torch
 
 from architectures.odd import ODD
 from architectures.tiny import build
-from lane_models import examples, tiny
-from potentia.engine.lane_spec import LaneSpec, Schedule, data_order
+from lane_models import NO_ADAPTERS, examples, tiny
+from potentia.engine.lane_spec import LaneSpec, TokenisedExamples, data_order
 from potentia.engine.proof import full_rehearsal
 from potentia.engine.proof.rehearsal import RehearsalResult
 from potentia.engine.training import FullLanes, full, full_lanes
 from potentia.errors import TuningError
+from potentia.values.recipe import Schedule
 from potentia.values.training_form import TrainingForm
 
 RECIPE = Schedule(
@@ -31,6 +32,7 @@ RECIPE = Schedule(
     warmup_steps=4,
     floor=0.1,
     clip=0.5,
+    loss="text",
 )
 
 
@@ -38,16 +40,16 @@ def weights(model) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-def largest(one, other) -> float:
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
+def largest(first_state, second_state) -> float:
+    return max(float((first_state[name] - second_state[name]).abs().max()) for name in first_state)
 
 
 def tuned(trainer: FullLanes, data, recipe: Schedule, seed: int = 0, **watch):
-    return trainer.train([LaneSpec("x", data, recipe, seed=seed)], **watch).values()
+    return trainer.train([LaneSpec("x", data, recipe, NO_ADAPTERS, seed)], **watch).values()
 
 
 def plain_loop(model, data, recipe: Schedule, seed: int) -> dict[str, torch.Tensor]:
-    lane = LaneSpec("x", data, recipe, seed=seed)
+    lane = LaneSpec("x", data, recipe, NO_ADAPTERS, seed)
     groups = [
         {
             "params": [p for p in model.parameters() if p.dim() > 1],
@@ -117,7 +119,7 @@ def test_half_precision_learns_through_masters() -> None:
         tuned(
             trainer,
             examples(64),
-            Schedule(epochs=4, batch=16, learning_rate=1e-3, decay="constant"),
+            Schedule(epochs=4, batch=16, learning_rate=1e-3, decay="constant", loss="text"),
         )
     assert trainer.steps[-1].loss < trainer.steps[0].loss - 0.1
 
@@ -126,7 +128,9 @@ def test_a_lane_that_diverges_fails_and_the_weights_come_back() -> None:
     model = tiny("llama")
     before = weights(model)
     with FullLanes(model) as trainer:
-        (lane,) = tuned(trainer, examples(32), Schedule(learning_rate=1e30, decay="constant"))
+        (lane,) = tuned(
+            trainer, examples(32), Schedule(learning_rate=1e30, decay="constant", loss="text")
+        )
     assert lane.status == "failed"
     assert "diverged at step" in lane.reason
     assert largest(weights(model), before) == 0
@@ -146,7 +150,7 @@ def test_an_interrupted_job_goes_on_bit_for_bit(dtype: torch.dtype, tmp_path) ->
                 RECIPE,
                 seed=1,
                 on_step=lambda info: seen.append(info.step),
-                on_epoch=lambda ended: trainer.hold(
+                on_epoch=lambda ended: trainer.keep_only_states(
                     [(e.key, reached.append(e.epoch) or e.epoch) for e in ended]
                 ),
                 stop=lambda: len(seen) >= until,
@@ -156,19 +160,19 @@ def test_an_interrupted_job_goes_on_bit_for_bit(dtype: torch.dtype, tmp_path) ->
             return trainer.steps, seen, weights(model)
 
     reached: list[int] = []
-    whole, _, wanted = run()
+    undisturbed, _, expected = run()
     assert reached == [1, 2, 3]
     reached.clear()
     first, *_ = run(tmp_path, until=5)
-    again, computed, found = run(tmp_path)
+    again, computed, resumed_state = run(tmp_path)
     assert len(first) == 5
-    assert computed == list(range(6, len(whole) + 1)), "only what was missing"
+    assert computed == list(range(6, len(undisturbed) + 1)), "only what was missing"
     assert reached == [1, 2, 3], "no epoch is told twice"
-    assert again == whole
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    _, computed, found = run(tmp_path)
+    assert again == undisturbed
+    assert all(torch.equal(resumed_state[name], expected[name]) for name in expected)
+    _, computed, resumed_state = run(tmp_path)
     assert not computed, "a finished job is finished"
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert all(torch.equal(resumed_state[name], expected[name]) for name in expected)
 
 
 def test_a_broken_state_file_is_found_out_and_the_job_starts_over(tmp_path) -> None:
@@ -198,15 +202,12 @@ def test_a_head_that_reads_tokens_is_tuned_by_its_own_forward() -> None:
     """Found before: the tail ran at target positions without their tokens, silently."""
     data, recipe = (
         examples(24, high=40),
-        Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1),
+        Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1, loss="text"),
     )
     with FullLanes(ODD["a head that reads tokens"]()) as trainer:
         tuned(trainer, data, recipe)
-        assert (trainer.form, trainer.record["training"]["form"]) == (
-            TrainingForm.ONE_LANE,
-            "one_lane",
-        )
-        assert trainer.record["training"]["distance"]["lane"] < 1e-4
+        assert trainer.form is trainer.training_facts.form is TrainingForm.ONE_LANE
+        assert trainer.training_facts.gradient_error < 1e-4
 
 
 def test_rows_that_change_others_are_kept_apart_in_full_tuning() -> None:
@@ -214,12 +215,30 @@ def test_rows_that_change_others_are_kept_apart_in_full_tuning() -> None:
         tuned(
             trainer,
             examples(24, high=40),
-            Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1),
+            Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1, loss="text"),
         )
         assert trainer.form == TrainingForm.ONE_ROW
 
 
-REHEARSED = Schedule(epochs=2, batch=8, learning_rate=1e-3, weight_decay=0.1, clip=0.5)
+def test_a_form_that_raises_an_error_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = full.run_passes
+
+    def refuse_padded(split: Any, rows: Any, plan: Any, form: TrainingForm) -> Any:
+        if form == TrainingForm.PADDED:
+            raise NotImplementedError("a layer of another kind")
+        yield from right(split, rows, plan, form)
+
+    monkeypatch.setattr(full, "run_passes", refuse_padded)
+    with FullLanes(tiny("llama")) as trainer:
+        (lane,) = tuned(trainer, examples(16), Schedule(epochs=1, learning_rate=1e-3, loss="text"))
+        assert trainer.form == TrainingForm.ONE_LANE
+    assert lane.status == "done"
+    assert "a layer of another kind" in caplog.text
+
+
+REHEARSED = Schedule(epochs=2, batch=8, learning_rate=1e-3, weight_decay=0.1, clip=0.5, loss="text")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -236,8 +255,8 @@ def test_the_first_step_is_rehearsed_and_leaves_no_trace(
         with FullLanes(model, token_budget=64) as trainer:
             tuned(trainer, examples(30), REHEARSED)
             results.append(weights(model))
-            facts = trainer.record["training"]["rehearsal"]
-        assert ("update" in facts) == is_rehearsed
+            facts = trainer.training_facts.rehearsal
+        assert (facts.update is not None) == is_rehearsed
     assert largest(*results) == 0
 
 
@@ -275,8 +294,8 @@ def break_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def break_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = full.make_update
-    monkeypatch.setattr(full, "make_update", lambda optimizer, rate: right(optimizer, 2 * rate))
+    right = full.step_optimizer
+    monkeypatch.setattr(full, "step_optimizer", lambda optimizer, rate: right(optimizer, 2 * rate))
 
 
 @pytest.mark.parametrize(
@@ -296,6 +315,52 @@ def test_a_wrong_first_step_ends_the_job_before_it(
         tuned(trainer, examples(30), REHEARSED, on_step=steps.append)
     assert not steps
     assert largest(weights(model), before) == 0
+
+
+RARE = 90  # a token that only the last batch of the first epoch has
+
+
+def with_a_weight_that_learns_late(model: torch.nn.Module) -> torch.nn.Module:
+    """Add a weight to the embedding of one token: without that token in a step it has no gradient there."""
+    model.model.late = torch.nn.Parameter(torch.zeros(model.config.hidden_size))
+
+    def add_late(_: Any, inputs: tuple[torch.Tensor], embedded: torch.Tensor) -> torch.Tensor:
+        is_rare = inputs[0] == RARE
+        return embedded + is_rare.unsqueeze(-1) * model.model.late if is_rare.any() else embedded
+
+    model.model.embed_tokens.register_forward_hook(add_late)
+    return model
+
+
+def texts_with_the_rare_token_last(recipe: Schedule, seed: int) -> TokenisedExamples:
+    common = examples(24)
+    order = data_order(seed, 0, len(common)).tolist()
+    texts = [[token % RARE for token in common.cut_text(i, 99)[0].tolist()] for i in range(24)]
+    for index in order[-recipe.batch :]:
+        texts[index][1] = RARE
+    return TokenisedExamples.from_lists(texts)
+
+
+@pytest.mark.parametrize("stop_at", [2, 4])
+def test_a_weight_that_learned_late_is_resumed_with_its_own_count_of_steps(
+    stop_at: int, tmp_path: Path
+) -> None:
+    """All weights were given the job's count: its moments were corrected as if they were older than they are."""
+    recipe = replace(REHEARSED, batch=8)
+    data = texts_with_the_rare_token_last(recipe, seed=0)
+
+    def run(workspace: Path | None, stop_at: int = 99) -> dict[str, torch.Tensor]:
+        model = with_a_weight_that_learns_late(tiny("llama"))
+        asked = iter(range(100))
+        with FullLanes(model, workspace=workspace) as trainer:
+            tuned(trainer, data, recipe, stop=lambda: next(asked) >= stop_at)
+            return weights(model)
+
+    undisturbed = run(None)
+    run(tmp_path, stop_at)
+    resumed = run(tmp_path)
+    assert float(undisturbed["model.late"].abs().max()) > 0
+    assert largest(undisturbed, resumed) == 0
 
 
 @pytest.mark.parametrize("fault", ["step", "moments"])
@@ -342,7 +407,7 @@ def test_a_slower_form_is_taken_where_the_rehearsal_refuses_one(
     )
     with FullLanes(tiny("llama")) as trainer:
         (lane,) = tuned(trainer, examples(30), REHEARSED)
-        assert trainer.record["training"]["form"] == TrainingForm.ONE_LANE.value
+        assert trainer.training_facts.form is TrainingForm.ONE_LANE
     assert lane.status == "done"
 
 
@@ -355,6 +420,6 @@ def test_without_memory_for_the_reference_full_tuning_says_so(
     monkeypatch.setattr(full_rehearsal, "transformers_loss", refuse)
     with FullLanes(tiny("llama")) as trainer:
         (lane,) = tuned(trainer, examples(16), REHEARSED)
-        assert trainer.record["training"]["rehearsal"]["skipped"] == "no memory"
+        assert trainer.training_facts.rehearsal.lacked_memory
     assert lane.status == "done"
     assert "no memory to rehearse" in caplog.text

@@ -7,23 +7,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from lane_models import examples, tiny
+from lane_models import NO_ADAPTERS, examples, tiny
 from potentia.engine.training import FullLanes, LaneSpec, Schedule
+from potentia.engine.training.snapshot import read_sealed, write_sealed
 from potentia.errors import TuningError
+from potentia.values.fine_tuning import ValidationScore
 
-RECIPE = Schedule(epochs=3, batch=16, learning_rate=1e-3)
+RECIPE = Schedule(epochs=3, batch=16, learning_rate=1e-3, loss="text")
 
 
 def lanes() -> list[LaneSpec]:
-    return [LaneSpec(f"lane-{i}", examples(40 + 10 * i, seed=i), RECIPE, seed=i) for i in range(2)]
+    return [
+        LaneSpec(f"lane-{i}", examples(40 + 10 * i, seed=i), RECIPE, NO_ADAPTERS, i)
+        for i in range(2)
+    ]
 
 
 def weights(model) -> list[torch.Tensor]:
     return [value.detach().clone() for value in model.parameters()]
 
 
-def equal(one, other) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+def equal(first_state, second_state) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first_state, second_state, strict=True))
 
 
 class Judge:
@@ -37,9 +42,9 @@ class Judge:
     def __call__(self, ended):
         (epoch,) = ended
         self.seen[epoch.key, epoch.epoch] = weights(self.model)
-        epoch.notes["value"] = epoch.epoch / 10
+        epoch.validations["task"] = ValidationScore(epoch.epoch / 10, 0.1)
         self.held[epoch.key] = epoch.epoch
-        self.trainer.hold(list(self.held.items()))
+        self.trainer.keep_only_states(list(self.held.items()))
         return {}
 
 
@@ -65,10 +70,10 @@ def test_each_lane_is_a_full_tuning_and_a_held_state_comes_back(
                 for at in range(0, len(steps), per)
             ]
             tokens = sum(len(spec.text_of_example(i)[0]) for i in range(len(spec.examples)))
-            assert [epoch.tokens for epoch in results[spec.key].epochs] == [tokens] * 3
+            assert [epoch.result.tokens for epoch in results[spec.key].epochs] == [tokens] * 3
         trainer.restore("lane-0", 3)
         assert equal(weights(model), judge.seen["lane-0", 3])
-        trainer.bare()
+        trainer.restore_untuned()
         assert equal(weights(model), before)
         trainer.restore("lane-1", 3)
         assert equal(weights(model), judge.seen["lane-1", 3])
@@ -87,7 +92,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(steps: int, tmp_path: Path) -> None:
                 lanes(),
                 on_epoch=judge,
                 on_step=made.append,
-                on_recall=lambda known: judge.held.update(
+                on_resume=lambda known: judge.held.update(
                     {epoch.key: epoch.epoch for epoch in known}
                 ),
                 stop=lambda: len(made) >= until,
@@ -99,21 +104,26 @@ def test_a_stopped_run_goes_on_bit_for_bit(steps: int, tmp_path: Path) -> None:
                     held[key] = weights(model)
         return results, made, held
 
-    whole, all_steps, wanted = run(None)
+    undisturbed, all_steps, expected = run(None)
     first, made, _ = run(tmp_path, steps)
     assert any(result.status == "interrupted" for result in first.values())
     assert len(made) == steps
-    again, rest, found = run(tmp_path)
+    again, rest, resumed_state = run(tmp_path)
     assert len(rest) == len(all_steps) - steps, "no step is made twice"
-    assert again == whole
-    assert all(equal(found[key], wanted[key]) for key in wanted)
+    assert again == undisturbed
+    assert all(equal(resumed_state[key], expected[key]) for key in expected)
     assert not list(tmp_path.rglob("snapshot-*")), (
         "a lane that is over leaves no optimizer state behind"
     )
 
 
 def test_a_dropped_lane_stops_and_a_diverged_one_says_so(tmp_path: Path) -> None:
-    wild = LaneSpec("wild", examples(32), Schedule(learning_rate=1e30, decay="constant"))
+    wild = LaneSpec(
+        "wild",
+        examples(32),
+        Schedule(learning_rate=1e30, decay="constant", loss="text"),
+        NO_ADAPTERS,
+    )
     with FullLanes(tiny("llama"), workspace=tmp_path) as trainer:
         results = trainer.train([*lanes(), wild], on_epoch=lambda ended: {"lane-0"})
     assert [result.status for result in results.values()] == ["dropped", "done", "failed"]
@@ -133,10 +143,29 @@ def test_a_damaged_file_costs_the_lane_and_no_number(file: str, tmp_path: Path) 
             trainer.restore("lane-0", 3)
             return weights(model)
 
-    wanted = run()
+    result = run()
     (path,) = tmp_path.rglob(file)
     path.write_bytes(path.read_bytes()[:-3])
     if file != "notes.sealed":
         with pytest.raises(TuningError, match="run the same command again"):
             run()
-    assert equal(run(), wanted)
+    assert equal(run(), result)
+
+
+def test_notes_of_another_layout_are_told_and_the_lane_starts_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first_lane = lanes()[:1]
+    with FullLanes(tiny("llama"), workspace=tmp_path) as trainer:
+        trainer.train(first_lane)
+        expected_losses = [step.loss for step in trainer.steps]
+    (notes_file,) = tmp_path.glob("*/notes.sealed")
+    tensors, record = read_sealed(notes_file)
+    for epoch in record["epochs"]:
+        epoch.update(epoch.pop("result"))
+    write_sealed(notes_file, tensors, record)
+    with FullLanes(tiny("llama"), workspace=tmp_path) as trainer:
+        (result,) = trainer.train(first_lane).values()
+        assert [step.loss for step in trainer.steps] == expected_losses
+    assert (result.status, len(result.epochs)) == ("done", 3)
+    assert "starts over: another version" in caplog.text

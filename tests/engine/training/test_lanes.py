@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from lane_models import examples, gap, spec, tiny
-from potentia.engine.lane_spec import LoraConfig, TokenisedExamples, data_order
+from potentia.engine.lane_spec import TokenisedExamples, data_order
 from potentia.engine.training import FullLanes
 from potentia.engine.training.lane_run import LaneRun
 from potentia.engine.training.lanes import LaneTrainer
 from potentia.errors import InputError, TuningError
+from potentia.values.fine_tuning import ValidationScore
+from potentia.values.recipe import LoraConfig
 
 
 def neighbours(count: int, **options) -> list:
@@ -41,7 +43,7 @@ def states(model, specs, **options) -> dict[str, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_lane_alone_is_the_lane_among_24_others(dropout: float) -> None:
     mine = spec("mine", dropout=dropout)
-    assert mine.total_steps == 50
+    assert mine.total_steps == 15
     alone = states(tiny("llama"), [mine])["mine"]
     others = neighbours(24, dropout=dropout)
     among = states(tiny("llama"), [*others[:11], mine, *others[11:]])["mine"]
@@ -118,14 +120,14 @@ def trainer_with_peft(
 
 @pytest.mark.parametrize("loss", ["text", "completion"])
 @pytest.mark.parametrize(
-    ("kind", "static"),
+    ("kind", "may_pack"),
     [("llama", False), ("gpt2", False), ("neox", False), ("llama", True), ("neox", True)],
 )
 def test_a_lane_equals_peft_under_the_trainer(
-    kind: str, static: bool, loss: str, tmp_path: Path
+    kind: str, may_pack: bool, loss: str, tmp_path: Path
 ) -> None:
     lane = spec("mine", loss=loss, clip=0.5)
-    with LaneTrainer(tiny(kind), static=static) as trainer:
+    with LaneTrainer(tiny(kind), may_pack=may_pack) as trainer:
         trainer.train([*neighbours(3), lane])
         ours = trainer.adapter_state("mine")
         bank = trainer._bank
@@ -217,10 +219,13 @@ def test_where_memory_is_short_lanes_are_checked_with_recomputed_activations(
     from potentia.engine.training import lanes, trainer
 
     monkeypatch.setattr(trainer, "room_for_passes", lambda *_, **__: 1 << 20)
-    asked, own = [], lanes.check_lanes
-    monkeypatch.setattr(
-        lanes, "check_lanes", lambda *a, **o: asked.append(o["recompute"]) or own(*a, **o)
-    )
+    asked, original = [], lanes.choose_training_form
+
+    def choose(model, settings, **options):
+        asked.append(settings.recompute)
+        return original(model, settings, **options)
+
+    monkeypatch.setattr(lanes, "choose_training_form", choose)
     with LaneTrainer(tiny("llama")) as made:
         made.train([spec(epochs=1)])
         assert made.plan.checkpointing
@@ -274,15 +279,15 @@ def test_recomputing_activations_changes_nothing(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("kind", ["llama", "opt"])
 def test_more_threads_give_the_same_adapters(kind: str) -> None:
     specs = neighbours(6, dropout=0.1)
-    one = states(tiny(kind), specs)
+    by_one_thread = states(tiny(kind), specs)
     torch.set_num_threads(3)
     try:
         three, again = states(tiny(kind), specs), states(tiny(kind), specs)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(1)
-    assert max(gap(one[key], three[key]) for key in one) < 1e-5
-    assert max(gap(three[key], again[key]) for key in one) == 0
+    assert max(gap(by_one_thread[key], three[key]) for key in by_one_thread) < 1e-5
+    assert max(gap(three[key], again[key]) for key in by_one_thread) == 0
 
 
 def test_half_precision_learns_alike() -> None:
@@ -294,12 +299,12 @@ def test_half_precision_learns_alike() -> None:
     plain = states(tiny("llama"), specs)
     with LaneTrainer(tiny("llama").to(torch.bfloat16)) as trainer:
         trainer.train(specs)
-        for key, wanted in plain.items():
+        for key, expected in plain.items():
             ours = trainer.adapter_state(key)
-            for name in wanted:
+            for name in expected:
                 if "lora_B" in name:  # bf16 rounds, but the direction learned is the same
                     cosine = torch.cosine_similarity(
-                        ours[name].flatten(), wanted[name].flatten(), dim=0
+                        ours[name].flatten(), expected[name].flatten(), dim=0
                     )
                     assert cosine > 0.95, (name, cosine)
 
@@ -324,7 +329,7 @@ def test_an_adapter_that_was_let_go_is_in_no_slot() -> None:
         restored = [trainer.restore(lane.key, 1) for lane in specs[: slots + 1]]
         assert sorted(restored[:slots]) == list(range(slots))
         assert restored[slots] == restored[0]
-        with pytest.raises(TuningError, match=f"lane {specs[0].key} is not in a slot"):
+        with pytest.raises(TuningError, match=f"fine-tuning {specs[0].key} is not in a slot"):
             trainer.slot(specs[0].key)
         owners = [trainer.slot(lane.key) for lane in specs[1 : slots + 1]]
         assert owners == restored[1:]
@@ -352,19 +357,19 @@ def test_a_lane_that_finds_something_of_another_in_its_slot_is_not_trained(
 
     def begin_badly(self: LaneRun, lane: Any, slot: int) -> None:
         weights = self.bank.weights[slot].clone()
-        moments = self.states.first[slot].clone()
+        moments = self.states.first_moments[slot].clone()
         begin(self, lane, slot)
         if self.step > 0 and fault == "weights":
             self.bank.weights[slot].copy_(weights)
         if self.step > 0 and fault == "moments":
-            self.states.first[slot].copy_(moments)
+            self.states.first_moments[slot].copy_(moments)
         if self.step > 0 and fault == "copies":
             monkeypatch.setattr(self.bank, "refresh_work", lambda *_: None)
 
     monkeypatch.setattr(LaneRun, "put_into_slot", begin_badly)
     with (
         LaneTrainer(tiny("llama"), token_budget=64) as trainer,
-        pytest.raises(TuningError, match="does not begin anew"),
+        pytest.raises(TuningError, match="does not start fresh"),
     ):
         trainer.train(neighbours(7))
 
@@ -471,7 +476,7 @@ def test_epochs_are_reported_together_and_decisions_are_heard() -> None:
     def judge(epochs):
         seen.append([(e.key, e.epoch) for e in epochs])
         for epoch in epochs:
-            epoch.notes["score"] = 0.5
+            epoch.validations["task"] = ValidationScore(0.5, 0.1)
             trainer.route(torch.tensor([trainer.slot(epoch.key)]))
             assert torch.isfinite(model(torch.ones(1, 4, dtype=torch.long)).logits).all()
         return {"lane-1"}
@@ -483,7 +488,7 @@ def test_epochs_are_reported_together_and_decisions_are_heard() -> None:
     assert [len(group) for group in seen] == [4, 3, 3]
     assert results["lane-1"].status == "dropped"
     assert [e.epoch for e in results["lane-1"].epochs] == [1]
-    assert results["lane-0"].epochs[2].notes == {"score": 0.5}
+    assert results["lane-0"].epochs[2].validations == {"task": ValidationScore(0.5, 0.1)}
     losses = [e.loss for e in results["lane-3"].epochs]
     assert losses == sorted(losses, reverse=True)
 
@@ -541,4 +546,4 @@ def test_unknown_targets_name_the_fix() -> None:
     from dataclasses import replace
 
     with LaneTrainer(tiny("llama")) as trainer, pytest.raises(TuningError, match="all-linear"):
-        trainer.train([replace(spec(), lora=LoraConfig(targets=("nowhere",)))])
+        trainer.train([replace(spec(), lora=LoraConfig(targets=("nowhere",), dropout=0.1))])

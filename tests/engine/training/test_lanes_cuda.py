@@ -27,9 +27,7 @@ def train(model, specs):
     with LaneTrainer(model) as trainer:
         results = trainer.train(specs)
         assert all(result.status == "done" for result in results.values())
-        return trainer.record["training"]["form"], {
-            s.key: trainer.adapter_state(s.key) for s in specs
-        }
+        return trainer.training_facts.form, {s.key: trainer.adapter_state(s.key) for s in specs}
 
 
 def test_the_kernel_draws_the_same_masks() -> None:

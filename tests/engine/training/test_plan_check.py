@@ -9,32 +9,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lane_models import examples, tiny
+from lane_models import NO_ADAPTERS, examples, tiny
 from potentia.engine import lane_spec
-from potentia.engine.lane_spec import LaneSpec, LoraConfig, Schedule, TrainingRow, data_order
+from potentia.engine.lane_spec import LaneSpec, TrainingRow, data_order
 from potentia.engine.proof.plan_check import (
     check_step_plan,
     count_steps,
     find_batch_fault,
     reference_order,
 )
-from potentia.engine.steps.lane_states import update_settings
+from potentia.engine.steps.lane_states import settings_of_update
 from potentia.engine.training import FullLanes, LaneTrainer, lane_run
 from potentia.engine.training.lane import Lane
 from potentia.errors import TuningError
+from potentia.values.recipe import LoraConfig, Schedule
 from speed import loop_seconds, processor_seconds
 
-SCHEDULE = Schedule(epochs=3, batch=4, learning_rate=1e-3, decay="cosine", warmup_steps=2)
+SCHEDULE = Schedule(
+    epochs=3, batch=4, learning_rate=1e-3, decay="cosine", warmup_steps=2, loss="text"
+)
 WRONG_PLAN = "differs from its recipe"
 LATE_STEP = 3  # of an epoch of four: the rehearsal of the first step does not see it
 
 
 def lane_of(count: int = 14, schedule: Schedule = SCHEDULE) -> LaneSpec:
-    return LaneSpec("a", examples(count), schedule, LoraConfig(r=2, dropout=0.0), seed=3)
+    return LaneSpec(
+        "a", examples(count), schedule, LoraConfig(r=2, dropout=0.0, targets=None), seed=3
+    )
 
 
 def train_lanes(spec: LaneSpec) -> None:
-    with LaneTrainer(tiny("llama"), static=False) as trainer:
+    with LaneTrainer(tiny("llama"), may_pack=False) as trainer:
         trainer.train([spec])
 
 
@@ -65,7 +70,7 @@ def test_the_reference_order_is_the_order_of_training() -> None:
 
 
 def test_right_plans_pass_to_the_end_of_every_schedule() -> None:
-    for decay in ("linear", "cosine", "constant"):
+    for decay in ("linear", "cosine", "constant", "late"):
         for loss in ("text", "completion"):
             schedule = Schedule(
                 epochs=3, batch=5, learning_rate=2e-4, decay=decay, loss=loss, floor=0.1, clip=0.0
@@ -73,7 +78,7 @@ def test_right_plans_pass_to_the_end_of_every_schedule() -> None:
             spec = lane_of(17, schedule)
             for step in range(count_steps(spec)):
                 lane = Lane(spec, step=step, slot=0)
-                settings = update_settings(schedule, step, spec.total_steps)
+                settings = settings_of_update(schedule, step, spec.total_steps)
                 table = np.array([[*settings, 1.0, step == 0]], np.float32)
                 check_step_plan([lane], spec.rows_of_step(step, 20), table, 20)
 
@@ -152,13 +157,13 @@ def test_moments_that_are_corrected_anew_in_a_later_step_end_the_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def wrong(schedule: Schedule, step: int, total: int) -> Any:
-        settings = update_settings(schedule, step, total)
+        settings = settings_of_update(schedule, step, total)
         if step < 8:
             return settings
-        again = update_settings(schedule, step % 8, total)
+        again = settings_of_update(schedule, step % 8, total)
         return settings._replace(second_correction=again.second_correction)
 
-    monkeypatch.setattr(lane_run, "update_settings", wrong)
+    monkeypatch.setattr(lane_run, "settings_of_update", wrong)
     with pytest.raises(TuningError, match=f"{WRONG_PLAN}: number 7 of an update"):
         train_lanes(lane_of())
 
@@ -185,14 +190,15 @@ def test_rows_of_another_lane_are_noticed() -> None:
     stranger = replace(rows[0], slot=1)
     lane = Lane(spec, slot=0)
     table = np.zeros((1, 11), np.float32)
-    with pytest.raises(TuningError, match="rows of no lane"):
+    with pytest.raises(TuningError, match="rows of no fine-tuning"):
         check_step_plan([lane], [*rows, stranger], table, None)
     with pytest.raises(TuningError, match="a batch has 3 examples, not 4"):
         check_step_plan([lane], rows[:3], table, None)
 
 
 def test_the_check_of_a_batch_takes_microseconds() -> None:
-    spec = LaneSpec("a", examples(2000, high=120), Schedule(epochs=2, batch=8))
+    schedule = Schedule(epochs=2, batch=8, learning_rate=2e-5, loss="text")
+    spec = LaneSpec("a", examples(2000, high=120), schedule, NO_ADAPTERS)
     rows = spec.rows_of_step(100, None)
     find_batch_fault(spec, 100, rows, None)
     spent = processor_seconds(lambda: [find_batch_fault(spec, 100, rows, None) for _ in range(200)])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potentia.engine.steps.pass_plan import PassPlan, Workload, make_plan, pack_rows
+from potentia.engine.steps.pass_plan import PassPlan, Workload, choose_padded_passes, make_plan
 from potentia.errors import TuningError
 
 lengths = st.lists(st.integers(2, 300), min_size=1, max_size=120)
@@ -16,7 +16,7 @@ lengths = st.lists(st.integers(2, 300), min_size=1, max_size=120)
 @settings(max_examples=60, deadline=None)
 @given(lengths, st.integers(64, 4096), st.integers(0, 2000))
 def test_every_row_once_and_within_the_budget(rows: list[int], budget: int, price: int) -> None:
-    passes = pack_rows(rows, PassPlan(4, budget, price))
+    passes = choose_padded_passes(rows, PassPlan(4, budget, price))
     assert sorted(int(i) for chosen, _ in passes for i in chosen) == list(range(len(rows)))
     for chosen, length in passes:
         assert list(chosen) == sorted(chosen)
@@ -31,8 +31,8 @@ def padded(passes) -> int:
 def test_cheap_passes_waste_less_and_dear_ones_are_few() -> None:
     rows = np.random.default_rng(0).integers(10, 200, 400)
     cheap, dear = (
-        pack_rows(rows, PassPlan(4, 10**6, 10)),
-        pack_rows(rows, PassPlan(4, 10**6, 10**6)),
+        choose_padded_passes(rows, PassPlan(4, 10**6, 10)),
+        choose_padded_passes(rows, PassPlan(4, 10**6, 10**6)),
     )
     assert len(dear) == 1
     assert padded(cheap) < 1.1 * rows.sum() < padded(dear)

@@ -10,7 +10,6 @@ from potentia.engine.training import FullLanes
 from potentia.errors import TuningError
 
 
-@pytest.mark.timeout(300)
 def test_two_processes_tune_to_the_weights_of_one() -> None:
     spec = lane_models.spec(
         seed=0, data=lane_models.examples(20), batch=5, epochs=1
@@ -20,26 +19,26 @@ def test_two_processes_tune_to_the_weights_of_one() -> None:
         on_the_way: list[torch.Tensor] = []
 
         def look(info) -> None:
-            if info.step in trainer.looks:
-                on_the_way.extend(weight.clone() for weight in trainer.weights())
+            if info.step in trainer.scored_steps:
+                on_the_way.extend(weight.clone() for weight in trainer.current_weights())
 
         with trainer:
             trainer.train([spec], on_step=look)
             return (
-                [weight.clone() for weight in trainer.weights()],
+                [weight.clone() for weight in trainer.current_weights()],
                 on_the_way,
-                [step.norm for step in trainer.steps],
+                [step.gradient_norm for step in trainer.steps],
             )
 
     model = lane_models.tiny("llama")
     before = [weight.detach().clone() for weight in model.parameters()]
-    one, one_way, norms = trained(FullLanes(model, looks=[2]))
-    two, two_way, two_norms = trained(FullLanes(model, shards=2, looks=[2]))
+    first, one_way, norms = trained(FullLanes(model, scored_steps=[2]))
+    second, two_way, two_norms = trained(FullLanes(model, shards=2, scored_steps=[2]))
     assert len(norms) == spec.total_steps
     assert two_norms == pytest.approx(norms, rel=1e-4)
-    moved = max(float((a - b).abs().max()) for a, b in zip(one, before, strict=True))
+    moved = max(float((a - b).abs().max()) for a, b in zip(first, before, strict=True))
     assert moved > 1e-4
-    for alone, ours in ((one, two), (one_way, two_way)):
+    for alone, ours in ((first, second), (one_way, two_way)):
         assert (
             max(float((a - b).abs().max()) for a, b in zip(alone, ours, strict=True)) < 0.01 * moved
         )
@@ -48,7 +47,6 @@ def test_two_processes_tune_to_the_weights_of_one() -> None:
     )  # put back
 
 
-@pytest.mark.timeout(300)
 def test_a_first_step_that_lost_a_row_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     from potentia.engine.training import sharded
 

@@ -14,10 +14,11 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from lane_models import tiny
 from potentia.engine import BosPolicy, Encoder
-from potentia.engine.lane_spec import LoraConfig, TokenisedExamples, data_order
+from potentia.engine.lane_spec import TokenisedExamples, data_order
 from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.training import encode_examples
 from potentia.errors import TuningError
+from potentia.values.recipe import LoraConfig
 from potentia.values.requests import Example
 
 ORDER_OF_EPOCH_0 = [4, 6, 2, 7, 3, 5, 9, 0, 8, 1]
@@ -91,8 +92,8 @@ def test_examples_become_these_tokens(
     example = Example(context, continuation, end=end)
     encoded = encode_examples(toy_encoder(with_bos=with_bos), [example], end_id=END)
     start = [BOS] if with_bos else []
-    assert encoded.flat.tolist() == [*start, *ids]
-    assert encoded.prompts.tolist() == [prompt + len(start)]
+    assert encoded.token_ids.tolist() == [*start, *ids]
+    assert encoded.prompt_lengths.tolist() == [prompt + len(start)]
     assert encoded.start_id == (BOS if with_bos else None)
 
 
@@ -100,8 +101,8 @@ def test_examples_become_these_tokens(
 def test_an_example_without_a_prompt_follows_the_start_token(with_bos: bool) -> None:
     example = Example("", "ab a", end=True)
     encoded = encode_examples(toy_encoder(with_bos=with_bos), [example], end_id=END)
-    assert encoded.flat.tolist() == [BOS, AB, SPACE_A, END]
-    assert encoded.prompts.tolist() == [1]
+    assert encoded.token_ids.tolist() == [BOS, AB, SPACE_A, END]
+    assert encoded.prompt_lengths.tolist() == [1]
 
 
 def lose_end(ids: list[int], prompt: int) -> tuple[list[int], int]:

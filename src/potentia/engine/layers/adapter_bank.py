@@ -10,7 +10,7 @@ adapters' gradients, row by row in order, straight into a second (K + 1, P) matr
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,12 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.lane_spec import LoraConfig
-from potentia.engine.layers.adapter_methods import find_adapter_method
-from potentia.engine.layers.adapter_targets import AdapterTargets, StackedParameter, find_targets
-from potentia.engine.layers.lane_layers import AdaptedLinear, AdaptedStack
+from potentia.engine.layers.adapter_methods import find_adapter_method, lay_out_blocks
+from potentia.engine.layers.adapter_targets import (
+    AdapterTargets,
+    StackedParameter,
+    find_targets,
+    reads_out_first,
+)
+from potentia.engine.layers.fused_projections import Columns
+from potentia.engine.layers.lane_layers import AdaptedLinear, AdaptedStack, StackedWeight
 from potentia.engine.models.installed_adapters import installed_on, note_installed
-from potentia.engine.models.split_model import asking, computing
+from potentia.engine.models.split_model import computing, requiring_gradients
+from potentia.values.recipe import LoraConfig
 
 GATHERED_BYTES = 2 << 30  # of adapters that are gathered once for all layers of a pass
 MADE_UP_SIZE = 0.1  # of a layer's input, about, that an adapter made up for a trial adds
@@ -33,7 +39,12 @@ MADE_UP_SIZE = 0.1  # of a layer's input, about, that an adapter made up for a t
 class AdapterSite:
     """One adapted layer: its name, where it lies in the flat row, its widths, and the columns between them.
 
-    A stacked parameter has the columns of all its ``experts``; ``out_first`` says that it is (experts, out, in).
+    A stacked parameter has the columns of all its ``experts``; ``out_first`` says that it is (experts, out, in). It may
+    hold several projections (``parts``), whose outputs lie side by side or, where ``interleaved``, alternate; each has
+    an equal share of an expert's rank, and B is zero outside the projections' own blocks.
+
+    A linear layer that holds several projections has as many sites of its name, each for
+    ``columns``: the indices of the layer's outputs that are this projection's; None where the layer is one projection.
     """
 
     name: str
@@ -46,9 +57,30 @@ class AdapterSite:
     scale: float
     experts: int = 0
     out_first: bool = True
+    parts: int = 1
+    interleaved: bool = False
+    columns: Columns | None = None
+    # whether PEFT takes a stacked parameter's outputs for its inputs: in its files, A and B change places
+    is_turned_in_peft: bool = False
+
+    @property
+    def part_rank(self) -> int:
+        """The rank of one projection's adapter."""
+        return self.rank // (max(1, self.experts) * self.parts)
+
+    def block_mask(self, device: torch.device | None = None) -> Tensor:
+        """Return 1 where B of an expert (rank, out) belongs to one projection on both sides, else 0."""
+        part_of_rank = torch.arange(self.parts * self.part_rank, device=device) // self.part_rank
+        columns = torch.arange(self.fan_out, device=device)
+        part_of_column = columns // (self.fan_out // self.parts)
+        if self.interleaved:
+            part_of_column = columns % self.parts
+        return (part_of_rank[:, None] == part_of_column).float()
 
 
-PackedLinear = Callable[[Tensor, AdapterSite, Tensor, Tensor | None], Tensor]
+PackedExperts = Callable[..., Tensor]
+# of an input, the layer's sites, its weight and its bias
+PackedLinear = Callable[[Tensor, Sequence[AdapterSite], Tensor, Tensor | None], Tensor]
 
 
 def bank_on(model: nn.Module) -> AdapterBank | None:
@@ -66,7 +98,28 @@ class PassRouting:
         self.gathered: Tensor | None = None  # (R, P): the rows' adapters, for all layers of a pass
         self.single = False  # whether all rows have one owner
         self.packed_linear: PackedLinear | None = None  # a linear layer in a packed pass
+        self.packed_experts: PackedExperts | None = None  # a module of experts in a packed pass
         self.count = 0  # tokens in the pass
+
+    @contextmanager
+    def narrowed(self, first: int, end: int) -> Iterator[None]:
+        """Let a pass be of some of its rows alone inside the block."""
+        assert self.owners is not None
+        rows = self.owners.shape[0]
+        if (first, end) == (0, rows):
+            yield
+            return
+        all_rows = self.owners, self.keys, self.gathered, self.count
+        self.owners = self.owners[first:end]
+        if self.keys is not None:
+            self.keys = self.keys.view(rows, -1)[first:end].reshape(-1)
+        if self.gathered is not None:
+            self.gathered = self.gathered[first:end]
+        self.count = self.count * (end - first) // rows
+        try:
+            yield
+        finally:
+            self.owners, self.keys, self.gathered, self.count = all_rows
 
 
 class AdapterBank:
@@ -82,6 +135,7 @@ class AdapterBank:
         targets = find_targets(model, lora)
         self.targets = targets.names
         self._config = targets.config
+        self.names_in_files = targets.names_in_files
         self.sites = _lay_out_sites(targets, lora)
         self.width = sum(site.size for site in self.sites)
         first = _first_floating_parameter(model)
@@ -91,13 +145,17 @@ class AdapterBank:
         self.grads = torch.zeros_like(self.weights)
         self.work = torch.zeros_like(self.weights, dtype=self.dtype)
         self.factors = torch.ones(self.width, device=self.device)
-        for site in self.sites:
-            self.factors[site.offset : site.offset + site.fan_in * site.rank] = site.scale
+        for adapter_site in self.sites:
+            self.factors[
+                adapter_site.offset : adapter_site.offset + adapter_site.fan_in * adapter_site.rank
+            ] = adapter_site.scale
         self.anchor = torch.zeros((), requires_grad=True, device=self.device)
+        self._draw_order = _order_of_draws(model, self.sites, targets)
         self.stacked_at: dict[int, tuple[str, str]] = {}  # site → module's and parameter's name
-        self._forwards = self._make_forwards(targets)
         self._frozen = ExitStack()
-        self._frozen.enter_context(asking(model, False))
+        # before forwards hold weights: a node of autograd from here would be on a stream that no capture may wait for
+        self._frozen.enter_context(requiring_gradients(model, False))
+        self._forwards = self._make_forwards(targets)
         self._wearing = ExitStack()
         self._put_on()
         note_installed(self)
@@ -105,15 +163,15 @@ class AdapterBank:
     def _make_forwards(self, targets: AdapterTargets) -> dict[nn.Module, Any]:
         """Make the forward of every adapted module."""
         forwards: dict[nn.Module, Any] = {}
-        plain_sites = self.sites[: len(targets.layers)]
-        for site, (_, module) in zip(plain_sites, targets.layers, strict=True):
-            forwards[module] = AdaptedLinear(self, site, module)
-        names = {module: name for name, module in self.model.named_modules()}
-        stacked_sites = self.sites[len(targets.layers) :]
-        for stacked, site in zip(targets.stacked, stacked_sites, strict=True):
-            forward = forwards.setdefault(stacked.module, AdaptedStack(self, stacked.module))
-            forward.sites.append((site, stacked.parameter))
-            self.stacked_at[site.index] = names[stacked.module], stacked.parameter
+        sites_by_layer = group_by_layer(self.sites)
+        for layer_name, module in targets.layers:
+            forwards[module] = AdaptedLinear(self, sites_by_layer[layer_name], module)
+        names = {module: layer_name for layer_name, module in self.model.named_modules()}
+        stacked_sites = [site for site in self.sites if site.experts]
+        for stacked, adapter_site in zip(targets.stacked, stacked_sites, strict=True):
+            forward = forwards.setdefault(stacked.scope, AdaptedStack(self, stacked.scope))
+            forward.weights.append(StackedWeight(adapter_site, stacked.module, stacked.parameter))
+            self.stacked_at[adapter_site.index] = names[stacked.module], stacked.parameter
         return forwards
 
     # ---- on and off the model ---------------------------------------------------------------------
@@ -151,14 +209,16 @@ class AdapterBank:
 
     # ---- numbers ----------------------------------------------------------------------------------
 
-    def views(self, flat: Tensor, site: AdapterSite) -> tuple[Tensor, Tensor]:
+    def views(self, flat_rows: Tensor, adapter_site: AdapterSite) -> tuple[Tensor, Tensor]:
         """View one layer's A (K + 1, d, r) and B (K + 1, r, o) inside a flat (K + 1, P) matrix."""
-        middle = site.offset + site.fan_in * site.rank
-        end = middle + site.rank * site.fan_out
-        rows = flat.shape[0]
-        a = flat[:, site.offset : middle].view(rows, site.rank, site.fan_in)
-        b = flat[:, middle:end].view(rows, site.rank, site.fan_out)
-        return a.transpose(1, 2), b  # both lie as (r, width)
+        middle = adapter_site.offset + adapter_site.fan_in * adapter_site.rank
+        end = middle + adapter_site.rank * adapter_site.fan_out
+        rows = flat_rows.shape[0]
+        lora_a = flat_rows[:, adapter_site.offset : middle].view(
+            rows, adapter_site.rank, adapter_site.fan_in
+        )
+        lora_b = flat_rows[:, middle:end].view(rows, adapter_site.rank, adapter_site.fan_out)
+        return lora_a.transpose(1, 2), lora_b  # both lie as (r, width)
 
     def refresh_work(self, slots: Iterable[int] | None = None) -> None:
         """Bring the copies that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
@@ -170,19 +230,32 @@ class AdapterBank:
         """Draw a new adapter's flat row from the seed alone, as PEFT draws it."""
         row = torch.zeros(1, self.width)
         stream = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
-        for site in self.sites:
-            self.method.draw_start(self, row, site, stream)
+        for adapter_site in self._draw_order:
+            self.method.draw_start(self, row, adapter_site, stream)
         return row[0]
 
     def peft_state(self, row: Tensor) -> dict[str, Tensor]:
         """Return a flat row as PEFT's state dict."""
         row = row.detach().cpu().float().unsqueeze(0)
         state: dict[str, Tensor] = {}
-        for site in self.sites:
-            for name, part in self.method.peft_parts(self, row, site).items():
-                key = f"base_model.model.{site.name}.{name}"
+        for layer_name, sites in group_by_layer(self.sites).items():
+            parts = [self.method.peft_parts(self, row, site) for site in sites]
+            joined = parts[0] if len(sites) == 1 else self.method.join_parts(parts, sites)
+            for tensor_name, part in joined.items():
+                key = f"base_model.model.{layer_name}.{tensor_name}"
                 state[key] = part.clone(memory_format=torch.contiguous_format)
         return state
+
+    def name_for_files(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return PEFT's state dict under the names that PEFT finds again when it reads a file."""
+        renamed: dict[str, Tensor] = {}
+        for key, tensor in state.items():
+            layer_name, lora, tensor_name = key.removeprefix("base_model.model.").partition(
+                ".lora_"
+            )
+            file_name = self.names_in_files.get(layer_name, layer_name)
+            renamed[f"base_model.model.{file_name}{lora}{tensor_name}"] = tensor
+        return renamed
 
     def peft_config(self, *, inference: bool = True) -> Any:
         """Return PEFT's config of such an adapter."""
@@ -203,11 +276,34 @@ class AdapterBank:
     def made_up_row(self, seed: int, stream: torch.Generator) -> Tensor:
         """Draw an adapter's flat row that changes what the model computes: a fresh one has a B of zeros."""
         row = self.fresh_row(seed)
-        for site in self.sites:
-            _, b = self.views(row[None], site)
-            size = MADE_UP_SIZE / (site.scale * max(1, site.rank) ** 0.5)
-            b.copy_(torch.randn(b.shape, generator=stream) * size)
+        for adapter_site in self.sites:
+            _, lora_b = self.views(row[None], adapter_site)
+            weight_size = MADE_UP_SIZE / (adapter_site.scale * max(1, adapter_site.rank) ** 0.5)
+            lora_b.copy_(torch.randn(lora_b.shape, generator=stream) * weight_size)
+            if adapter_site.parts > 1:
+                by_expert = lora_b.view(-1, adapter_site.experts, adapter_site.fan_out)
+                by_expert.mul_(adapter_site.block_mask()[:, None])
         return row
+
+    def block_masks(self) -> dict[str, Tensor]:
+        """Return masks of the B's that hold several projections, by their names in PEFT's state."""
+        masks: dict[str, Tensor] = {}
+        for adapter_site in self.sites:
+            if adapter_site.parts == 1:
+                continue
+            key = f"base_model.model.{adapter_site.name}.lora_B.weight"
+            mask = adapter_site.block_mask()  # (rank of an expert, out)
+            if adapter_site.is_turned_in_peft:
+                key = f"base_model.model.{adapter_site.name}.lora_A.weight"
+                masks[key] = mask.repeat(adapter_site.experts, 1)
+            else:
+                masks[key] = mask.repeat_interleave(adapter_site.experts, dim=0).t()
+        for layer_name, sites in group_by_layer(self.sites).items():
+            if len(sites) > 1:
+                blocks = [torch.ones(site.fan_out, site.rank) for site in sites]
+                key = f"base_model.model.{layer_name}.lora_B.weight"
+                masks[key] = lay_out_blocks(blocks, sites)
+        return masks
 
     @contextmanager
     def made_up_adapters(self, max_slots: int) -> Iterator[int]:
@@ -233,16 +329,22 @@ class AdapterBank:
 
     # ---- routing ----------------------------------------------------------------------------------
 
-    def gather_factors(self, site: AdapterSite) -> tuple[Tensor, Tensor]:
+    def gather_factors(self, adapter_site: AdapterSite) -> tuple[Tensor, Tensor]:
         """Return A (R, d, r) and B (R, r, o) of one layer for every row of the pass under way."""
         if self.routing.gathered is not None:
-            return self.views(self.routing.gathered, site)
+            return self.views(self.routing.gathered, adapter_site)
         assert self.routing.owners is not None
-        a, b = self.views(self.work, site)
-        return a.index_select(0, self.routing.owners), b.index_select(0, self.routing.owners)
+        lora_a, lora_b = self.views(self.work, adapter_site)
+        return lora_a.index_select(0, self.routing.owners), lora_b.index_select(
+            0, self.routing.owners
+        )
 
     def route(self, row_owners: Tensor | None) -> None:
-        """Name the slot of every row of the next forward pass; −1 is the bare model, None switches adapters off."""
+        """Say which adapter every row of the next forward pass is computed with.
+
+        A row's owner is the slot of the bank that holds its adapter, or −1 for a row of the untuned model among rows
+        with adapters. None stands for no adapters at all: the layers then skip them.
+        """
         self.routing.keys = None
         self.routing.gathered = None
         if row_owners is None:
@@ -295,25 +397,28 @@ def _lay_out_sites(targets: AdapterTargets, lora: LoraConfig) -> list[AdapterSit
     scale = method.scale(lora.r, lora.alpha)
     sites: list[AdapterSite] = []
     offset = 0
-    for name, module in targets.layers:
+    for layer_name, module in targets.layers:
         fan_in, fan_out = _layer_widths(module)
-        size = method.count_numbers(fan_in, fan_out, lora.r)
-        site = AdapterSite(
-            name=name,
-            index=len(sites),
-            fan_in=fan_in,
-            fan_out=fan_out,
-            offset=offset,
-            size=size,
-            rank=lora.r,
-            scale=scale,
-        )
-        sites.append(site)
-        offset += size
+        projections: Sequence[Columns | None] = targets.fused.get(layer_name, (None,))
+        for columns in projections:
+            part_width = fan_out if columns is None else len(columns)
+            adapter_site = AdapterSite(
+                name=layer_name,
+                index=len(sites),
+                fan_in=fan_in,
+                fan_out=part_width,
+                offset=offset,
+                size=method.count_numbers(fan_in, part_width, lora.r),
+                rank=lora.r,
+                scale=scale,
+                columns=columns,
+            )
+            sites.append(adapter_site)
+            offset += adapter_site.size
     for stacked in targets.stacked:
-        site = _stacked_site(stacked, len(sites), offset)
-        sites.append(site)
-        offset += site.size
+        adapter_site = _stacked_site(stacked, len(sites), offset)
+        sites.append(adapter_site)
+        offset += adapter_site.size
     return sites
 
 
@@ -327,21 +432,53 @@ def _layer_widths(module: nn.Module) -> tuple[int, int]:
 
 
 def _stacked_site(stacked: StackedParameter, index: int, offset: int) -> AdapterSite:
-    """Read a stacked parameter's sizes as PEFT does: (experts, out, in), or (experts, in, out) where it says so."""
+    """Read a stacked parameter's sizes: (experts, out, in), or (experts, in, out)."""
     shape = tuple(getattr(stacked.module, stacked.parameter).shape)
     experts, rows, columns = shape if len(shape) == 3 else (1, *shape)
-    out_first = len(shape) == 2 or not getattr(stacked.module, "is_transposed", False)
-    fan_in, fan_out = (columns, rows) if out_first else (rows, columns)
-    rank = stacked.rank * experts
+    fan_in, fan_out = (columns, rows) if stacked.out_first else (rows, columns)
+    total_rank = stacked.rank * experts
     return AdapterSite(
         name=stacked.name,
         index=index,
         fan_in=fan_in,
         fan_out=fan_out,
         offset=offset,
-        size=(fan_in + fan_out) * rank,
-        rank=rank,
+        size=(fan_in + fan_out) * total_rank,
+        rank=total_rank,
         scale=stacked.scale,
         experts=experts,
-        out_first=out_first,
+        out_first=stacked.out_first,
+        parts=stacked.parts,
+        interleaved=stacked.interleaved,
+        is_turned_in_peft=stacked.out_first != reads_out_first(stacked.module, stacked.parameter),
     )
+
+
+def _order_of_draws(
+    model: nn.Module, sites: list[AdapterSite], targets: AdapterTargets
+) -> list[AdapterSite]:
+    """Order sites as their modules come in the model: experts draw what a dense layer in their place would."""
+    positions = {module: number for number, module in enumerate(model.modules())}
+    layer_positions: dict[str, int] = {}
+    latest = 0
+    for (
+        layer_name,
+        module,
+    ) in targets.layers:  # a fused layer draws before those that the model names first
+        latest = max(latest, positions[module])
+        layer_positions[layer_name] = latest
+    places = [layer_positions[site.name] for site in sites if not site.experts]
+    places += [positions[stacked.module] for stacked in targets.stacked]
+    order = sorted(range(len(sites)), key=lambda index: places[index])
+    return [sites[index] for index in order]
+
+
+# ---- sites of one layer ---------------------------------------------------------------------------------------------
+
+
+def group_by_layer(sites: Iterable[AdapterSite]) -> dict[str, list[AdapterSite]]:
+    """Return the sites of each layer by its name: several where a layer holds several projections."""
+    sites_by_layer: dict[str, list[AdapterSite]] = {}
+    for adapter_site in sites:
+        sites_by_layer.setdefault(adapter_site.name, []).append(adapter_site)
+    return sites_by_layer

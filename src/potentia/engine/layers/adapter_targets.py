@@ -1,30 +1,61 @@
 """Which layers get an adapter: the user's choice, else PEFT's for the architecture, else all linear ones.
 
-PEFT decides: names go through its own rules, among them that some architectures keep their experts as stacked
-parameters, so that an adapter trained here is the one that PEFT would train and reads back. Left out of every choice
-by name are layers that no text reaches (the picture tower of a multimodal model); left out of "all-linear" are the
-head's, those that PEFT refuses and those that answer with something else than a linear layer's output (routers).
+PEFT decides: names go through its own rules (``peft_rules``), among them that some architectures keep their experts as
+stacked parameters, so that an adapter trained here is the one that PEFT would train and reads back. Left out of every
+choice by name are layers that no text reaches (the picture tower of a multimodal model); left out of "all-linear" are
+the head's, those that answer with something else than a linear layer's output, and routers.
+
+"all-linear" means every linear map of the body, whatever PEFT understands by it: dense layers beside experts, shared
+experts, the stacked weights of routed experts, and matrices that a module multiplies by itself. An expert's adapters
+have rank r / (active experts), at least 1, so that a token passes through as many adapter numbers as in a dense model.
+Where several projections are one matrix (queries, keys and values; gates and ups), each has an adapter of its own. A
+model and the same function with fused projections, or as one expert, are then tuned alike.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from potentia.engine.lane_spec import LoraConfig
-from potentia.engine.layers.adapter_methods import find_adapter_method
-from potentia.engine.models.device_layout import out_of_memory
-from potentia.engine.models.split_model import REACHED, asking, find_body
+from potentia.engine.layers.adapter_methods import LowRankAdapter, find_adapter_method
+from potentia.engine.layers.fused_projections import (
+    Columns,
+    find_fused_projections,
+    find_gates_and_ups_of_parameter,
+)
+from potentia.engine.layers.matrices import Matrix, find_matrices
+from potentia.engine.layers.peft_rules import (
+    find_names_in_files,
+    is_refused_as_layer,
+    make_peft_config,
+    names_taken_for_experts,
+    new_peft_config,
+)
+from potentia.engine.layers.routers import find_routers
+from potentia.engine.layers.trial_runs import drop_numbers
+from potentia.engine.models.device_layout import is_out_of_memory
+from potentia.engine.models.split_model import find_body, requiring_gradients, try_once
 from potentia.errors import TuningError
+from potentia.values.recipe import LoraConfig
 
 LINEAR = (nn.Linear, Conv1D)
 ALL_LINEAR = "all-linear"
+# stacked weights of experts, by transformers' names; gates and ups in one matrix are two projections
+EXPERT_PROJECTIONS = {"gate_up_proj": 2, "gate_proj": 1, "up_proj": 1, "down_proj": 1}
+# settings that say how many experts a token goes through
+ACTIVE_EXPERTS = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "top_k_experts",
+    "moe_topk",
+    "moe_k",
+)
 
 
 @dataclass(frozen=True)
@@ -34,8 +65,14 @@ class StackedParameter:
     name: str  # PEFT's, of the wrapper around its module
     module: nn.Module
     parameter: str
-    rank: int
+    scope: (
+        nn.Module
+    )  # what runs once for each slot: the module, or one around it that is given rows in order
+    rank: int  # of an expert, all of its parts together
     scale: float
+    out_first: bool  # (experts, out, in)
+    parts: int = 1  # projections in one matrix, each with an adapter of its own
+    interleaved: bool = False  # whether the parts' outputs alternate, rather than lie side by side
 
 
 @dataclass(frozen=True)
@@ -46,37 +83,243 @@ class AdapterTargets:
     layers: list[tuple[str, nn.Module]]
     stacked: list[StackedParameter] = field(default_factory=list)
     config: Any = None
+    # of layers that hold several projections, each with an adapter of its own: the outputs of every projection
+    fused: dict[str, tuple[Columns, ...]] = field(default_factory=dict)
+    # the layers that PEFT's files know by other names
+    names_in_files: dict[str, str] = field(default_factory=dict)
 
 
 def find_targets(model: nn.Module, lora: LoraConfig) -> AdapterTargets:
     """Find what an adapter of this shape is put on."""
+    if lora.targets == (ALL_LINEAR,):
+        return _find_all_linear(model, lora)
+    return _find_named_targets(model, lora)
+
+
+def _refuse_dropout(model: nn.Module, lora: LoraConfig) -> None:
+    """Refuse dropout on weights that PEFT adapts as parameters."""
+    if lora.dropout > 0:
+        raise TuningError(
+            f"{type(model).__name__} has weights that PEFT adapts as parameters, such as stacked experts, "
+            "without dropout only",
+            hint="set the adapter's dropout to 0, or name other layers with `targets`, such as [q_proj, v_proj]",
+        )
+
+
+# ---- all linear maps of the body ------------------------------------------------------------------------------------
+
+
+def _find_all_linear(model: nn.Module, lora: LoraConfig) -> AdapterTargets:
+    """Find every linear map of the body, experts included."""
+    config = new_peft_config(model, lora, names_of_linear_layers(model))
+    layers = _choose_all_layers(model, config)
+    config.fan_in_fan_out = any(isinstance(module, Conv1D) for _, module in layers)
+    as_parameters = names_taken_for_experts(model, lora, [name for name, _ in layers])
+    fused = find_fused_projections(model, layers)
+    fused = {name: columns for name, columns in fused.items() if name not in as_parameters}
+    layers = _put_fused_layers_first(layers, fused)
+    for layer_name, columns in fused.items():
+        _set_rank_of_parts(config, layer_name, lora, rank=lora.r, parts=len(columns))
+    config.target_modules = [name for name, _ in layers if name not in as_parameters]
+    stacks = _find_stacks(model, config, lora, [module for _, module in layers])
+    parameters = [f"{layer_name}.weight" for layer_name in sorted(as_parameters)]
+    for stack_name, stack in stacks.items():
+        parameters.append(stack_name)
+        _set_rank_of_parts(config, stack_name, lora, rank=stack.part_rank, parts=stack.parts)
+    stacked: list[StackedParameter] = []
+    if parameters:
+        _refuse_dropout(model, lora)
+        config.target_parameters = parameters
+        stacked = _list_stacked_parameters(model, config, lora, stacks)
+    names_in_files = _find_known_names_in_files(model, config, layers)
+    return AdapterTargets((ALL_LINEAR,), layers, stacked, config, fused, names_in_files)
+
+
+def _choose_all_layers(model: nn.Module, config: Any) -> list[tuple[str, nn.Module]]:
+    """Return the linear layers that a text reaches and can be adapted, but for routers."""
+    layers = _match_layers(model, config)
+    obstacles = _find_obstacles(model, config, layers)
+    routers = find_routers(model, layers)
+    return [
+        (layer_name, module)
+        for layer_name, module in layers
+        if layer_name not in obstacles and layer_name not in routers
+    ]
+
+
+def _set_rank_of_parts(
+    config: Any, layer_name: str, lora: LoraConfig, *, rank: int, parts: int
+) -> None:
+    """Give a matrix of several projections the rank of all of them in PEFT's config, and α so that the factor stays."""
+    method = find_adapter_method(lora.kind)
+    peft_alpha = method.peft_alpha_factor * lora.alpha
+    config.rank_pattern[re.escape(layer_name)] = rank * parts
+    config.alpha_pattern[re.escape(layer_name)] = peft_alpha * _alpha_factor(method, rank, parts)
+
+
+def _alpha_factor(method: LowRankAdapter, rank: int, parts: int) -> float:
+    """Return how many times α gives an adapter of so many times the rank the factor that it had."""
+    times = method.scale(rank, 1) / method.scale(rank * parts, 1)
+    return round(times) if abs(times - round(times)) < 1e-9 else times
+
+
+def _put_fused_layers_first(
+    layers: Sequence[tuple[str, nn.Module]], fused: Mapping[str, tuple[Columns, ...]]
+) -> list[tuple[str, nn.Module]]:
+    """Put fused layers before the others of their module: queries, keys and values come before the output's layer.
+
+    Modules name their layers in any order, and adapters are drawn in this one: twins have to draw alike.
+    """
+    first_of_module: dict[str, int] = {}
+    for position, (layer_name, _) in enumerate(layers):
+        first_of_module.setdefault(layer_name.rpartition(".")[0], position)
+
+    def order_of(position: int) -> tuple[int, int]:
+        layer_name = layers[position][0]
+        if layer_name in fused:
+            return first_of_module[layer_name.rpartition(".")[0]], 0
+        return position, 1
+
+    return [layers[position] for position in sorted(range(len(layers)), key=order_of)]
+
+
+# ---- stacked weights ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """What a parameter holds: its layout, its projections, and the rank of each projection's adapter."""
+
+    scope: nn.Module
+    out_first: bool
+    parts: int
+    interleaved: bool
+    part_rank: int
+
+
+def _find_stacks(
+    model: nn.Module, config: Any, lora: LoraConfig, adapted: Sequence[nn.Module]
+) -> dict[str, _Stack]:
+    """Find the parameters of the body that hold linear maps without being a linear layer's, by their full names."""
+    stacks: dict[str, _Stack] = {}
+    body_modules = set(find_body(model).modules())
+    for module_name, module in model.named_modules():
+        if module not in body_modules or not hasattr(module, "is_transposed"):
+            continue
+        for parameter_name, parameter in module.named_parameters(recurse=False):
+            if parameter_name in EXPERT_PROJECTIONS and parameter.dim() == 3:
+                stacks[f"{module_name}.{parameter_name}"] = _Stack(
+                    scope=module,
+                    out_first=not module.is_transposed,
+                    parts=EXPERT_PROJECTIONS[parameter_name],
+                    interleaved=not getattr(module, "is_concatenated", True),
+                    part_rank=_rank_of_expert(model, lora),
+                )
+    matrices = [matrix for matrix in find_matrices(model, adapted) if matrix.name not in stacks]
+    renamed = find_names_in_files(model, config, [matrix.module_name for matrix in matrices])
+    for matrix in matrices:
+        is_refused = is_refused_as_layer(model, config, matrix.module_name)
+        if matrix.module_name not in renamed and not is_refused:
+            stacks[matrix.name] = _describe_stack(model, lora, matrix)
+    return stacks
+
+
+def _describe_stack(model: nn.Module, lora: LoraConfig, matrix: Matrix) -> _Stack:
+    """Describe a parameter that its module multiplies by, without saying how it lies."""
+    is_interleaved = False
+    parts = matrix.groups
+    if matrix.is_routed:
+        columns = find_gates_and_ups_of_parameter(model, matrix.name, out_first=matrix.out_first)
+        if columns:
+            parts = len(columns)
+            is_interleaved = columns[0][1] != columns[0][0] + 1
+    return _Stack(
+        scope=matrix.scope,
+        out_first=matrix.out_first,
+        parts=parts,
+        interleaved=is_interleaved,
+        part_rank=_rank_of_expert(model, lora) if matrix.is_routed else lora.r,
+    )
+
+
+def _rank_of_expert(model: nn.Module, lora: LoraConfig) -> int:
+    return max(1, lora.r // count_active_experts(model))
+
+
+def _list_stacked_parameters(
+    model: nn.Module, config: Any, lora: LoraConfig, stacks: Mapping[str, _Stack]
+) -> list[StackedParameter]:
+    """Return the stacked parameters under the names that PEFT gives them, as their stacks are described."""
+    module_names = {module: name for name, module in model.named_modules()}
+    stacked: list[StackedParameter] = []
+    for entry in _find_stacked_parameters(model, config, lora):
+        stack = stacks.get(f"{module_names[entry.module]}.{entry.parameter}")
+        if stack is not None:
+            described = replace(
+                entry,
+                scope=stack.scope,
+                out_first=stack.out_first,
+                parts=stack.parts,
+                interleaved=stack.interleaved,
+            )
+            stacked.append(described)
+    return stacked
+
+
+def count_active_experts(model: nn.Module) -> int:
+    """Return how many experts a token goes through, the fewest where layers differ."""
+    config = getattr(model.config, "text_config", None) or model.config
+    for setting in ACTIVE_EXPERTS:
+        value = getattr(config, setting, None)
+        if isinstance(value, list | tuple):
+            value = min(value, default=None)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise TuningError(
+        f"the config of {type(model).__name__} does not say how many experts a token goes through",
+        hint="name the layers with `targets`, such as [q_proj, v_proj]",
+    )
+
+
+# ---- by name --------------------------------------------------------------------------------------------------------
+
+
+def _find_named_targets(model: nn.Module, lora: LoraConfig) -> AdapterTargets:
+    """Find the layers that a user names, or PEFT for the architecture; all linear layers where neither does."""
     chosen, takes_all_linear = _chosen_targets(model, lora)
-    config = _make_peft_config(model, lora, chosen)
+    config = make_peft_config(model, lora, chosen)
     names = _target_names(config)
-    layers = _layers(model, config, strict=not takes_all_linear)
-    stacked = _find_stacked(model, config, lora)
-    if takes_all_linear and chosen is not ALL_LINEAR:
+    stacked: list[StackedParameter] = []
+    if takes_all_linear:
         # our own choice: PEFT reads the other layers back as they are
-        stacked = []
+        layers = _choose_all_layers(model, config)
+        names = (ALL_LINEAR,)
         config.target_parameters = None
         config.rank_pattern = {}
         config.alpha_pattern = {}
-    model_name = type(model).__name__
+    else:
+        layers = _choose_named_layers(model, config)
+        stacked = _find_stacked_parameters(model, config, lora)
     if not layers and not stacked:
         raise TuningError(
-            f"no layer of {model_name} is named {', '.join(names)}",
+            f"no layer of {type(model).__name__} is named {', '.join(names)}",
             hint="name the layers with `targets`, or use targets: [all-linear]",
         )
-    if stacked and lora.dropout > 0:
-        raise TuningError(
-            f"{model_name} keeps its experts as stacked parameters, "
-            "which PEFT adapts without dropout only",
-            hint="set the adapter's dropout to 0, or name other layers with `targets`, such as [q_proj, v_proj]",
-        )
-    config.target_modules = [name for name, _ in layers]
+    if stacked:
+        _refuse_dropout(model, lora)
+    config.target_modules = [layer_name for layer_name, _ in layers]
     config.fan_in_fan_out = any(isinstance(module, Conv1D) for _, module in layers)
-    shown_names = (ALL_LINEAR,) if takes_all_linear else names
-    return AdapterTargets(shown_names, layers, stacked, config)
+    names_in_files = _find_known_names_in_files(model, config, layers)
+    return AdapterTargets(names, layers, stacked, config, names_in_files=names_in_files)
+
+
+def _choose_named_layers(model: nn.Module, config: Any) -> list[tuple[str, nn.Module]]:
+    """Return the layers that PEFT's config names and a text reaches; raise an error for one that takes no adapter."""
+    layers = _match_layers(model, config)
+    obstacles = _find_obstacles(model, config, layers)
+    for layer_name, obstacle in obstacles.items():
+        raise TuningError(f"layer {layer_name} {obstacle}", hint="name other layers with `targets`")
+    return layers
 
 
 def _target_names(config: Any) -> tuple[str, ...]:
@@ -88,165 +331,133 @@ def _chosen_targets(model: nn.Module, lora: LoraConfig) -> tuple[str | list[str]
     """Return the targets in PEFT's words, and whether they are all linear layers."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
 
-    if lora.targets == (ALL_LINEAR,):
-        return ALL_LINEAR, True
     if lora.targets is not None:
         targets = lora.targets[0] if _is_pattern(lora.targets) else list(lora.targets)
         return targets, False
     defaults = DEFAULTS.get(getattr(model.config, "model_type", ""))
     if defaults is None:
-        return _names_of_linear_layers(model), True
+        return names_of_linear_layers(model), True
     return (defaults if isinstance(defaults, str) else list(defaults)), False
 
 
-def _names_of_linear_layers(model: nn.Module) -> list[str]:
+def names_of_linear_layers(model: nn.Module) -> list[str]:
     """Return the names of all linear layers but the head."""
     head = model.get_output_embeddings()  # type: ignore[operator]
-    linear = [(name, m) for name, m in model.named_modules() if isinstance(m, LINEAR)]
-    return [name for name, module in linear if module is not head]
+    linear = [
+        (layer_name, module)
+        for layer_name, module in model.named_modules()
+        if isinstance(module, LINEAR)
+    ]
+    return [layer_name for layer_name, module in linear if module is not head]
 
 
-def _make_peft_config(model: nn.Module, lora: LoraConfig, chosen: str | list[str]) -> Any:
-    """Let PEFT turn names into the ones of this version's modules and parameters."""
-    from peft import LoraConfig as PeftConfig
-    from peft.tuners.tuners_utils import _maybe_include_all_linear_layers
-
-    config = PeftConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT says int and takes any number
-        lora_dropout=lora.dropout,
-        target_modules=chosen,
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
-        **find_adapter_method(lora.kind).peft_options,
-    )
-    try:
-        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
-    except ImportError:  # a PEFT that knows no stacked experts
-        return _maybe_include_all_linear_layers(config, model)
-    try:
-        convert_peft_config_for_transformers(config, model, None)
-    except ValueError as error:
-        raise TuningError(
-            str(error), hint="name all parts of a fused layer, or none of them"
-        ) from error
-    return _maybe_include_all_linear_layers(config, model)
+# ---- layers that take an adapter ------------------------------------------------------------------------------------
 
 
-def _layers(model: nn.Module, config: Any, *, strict: bool) -> list[tuple[str, nn.Module]]:
-    """Choose the layers that PEFT's config names, a text reaches and can be adapted; ``strict`` refuses the others."""
+def _match_layers(model: nn.Module, config: Any) -> list[tuple[str, nn.Module]]:
+    """Return the layers that PEFT's config names, but for linear ones that no text reaches: they learn nothing."""
     from peft.tuners.tuners_utils import check_target_module_exists
 
-    if model not in REACHED:
-        REACHED[model] = _reached(model)
-    reached, inside = REACHED[model], set(find_body(model).modules())
-    matching = {
-        name: module
-        for name, module in model.named_modules()
-        if check_target_module_exists(config, name)
-    }
-    lost = _not_read_back(model, config, matching)
-    chosen = []
-    for name, module in matching.items():
-        trouble = _trouble(model, name, module, config)
-        if trouble is None and name in lost:
-            trouble = "has an adapter that PEFT does not find again in its own files"
-        if trouble is None and _kind(name) not in reached:
-            continue  # no text comes here: nothing to learn
-        if trouble is None and module not in inside:
-            trouble = "belongs to the head, which has no adapters"
-        if trouble is None:
-            chosen.append((name, module))
-        elif strict:
-            raise TuningError(f"layer {name} {trouble}", hint="name other layers with `targets`")
-    return chosen
+    reached = try_once(model, "reached layers", lambda: _find_reached_layers(model))
+    return [
+        (layer_name, module)
+        for layer_name, module in model.named_modules()
+        if check_target_module_exists(config, layer_name)
+        and (drop_numbers(layer_name) in reached or _find_obstacle(module) is not None)
+    ]
 
 
-def _not_read_back(model: nn.Module, config: Any, names: Iterable[str]) -> set[str]:
-    """Name the layers whose adapters PEFT saves under names that it changes on reading, as it does with Laguna's."""
-    try:
-        from peft.utils.transformers_weight_conversion import (
-            convert_peft_adapter_state_dict_for_transformers,
-        )
-    except ImportError:  # a PEFT that renames nothing
-        return set()
-    keys = {name: f"base_model.model.{name}.lora_A.weight" for name in names}
-    try:
-        read = convert_peft_adapter_state_dict_for_transformers(
-            model, config, {key: torch.zeros(1, 1) for key in keys.values()}
-        )
-    except (RuntimeError, ValueError, KeyError, TypeError):  # made for tensors of other shapes
-        return set()
-    return {name for name, key in keys.items() if key not in read}
+def _find_obstacles(
+    model: nn.Module, config: Any, layers: Sequence[tuple[str, nn.Module]]
+) -> dict[str, str]:
+    """Return why layers cannot be adapted, for those that cannot."""
+    inside = set(find_body(model).modules())
+    names_in_files = find_names_in_files(model, config, [name for name, _ in layers])
+    obstacles: dict[str, str] = {}
+    for layer_name, module in layers:
+        obstacle = _find_obstacle(module)
+        if obstacle is None and is_refused_as_layer(model, config, layer_name):
+            obstacle = "takes no adapter of PEFT's in this architecture"
+        if obstacle is None and names_in_files.get(layer_name, layer_name) is None:
+            obstacle = "has an adapter that PEFT does not find again in its own files"
+        if obstacle is None and module not in inside:
+            obstacle = "belongs to the head, which has no adapters"
+        if obstacle is not None:
+            obstacles[layer_name] = obstacle
+    return obstacles
 
 
-def _trouble(model: nn.Module, name: str, module: nn.Module, config: Any) -> str | None:
-    """Say why a layer cannot be adapted, or None."""
+def _find_known_names_in_files(
+    model: nn.Module, config: Any, layers: Sequence[tuple[str, nn.Module]]
+) -> dict[str, str]:
+    """Return the names of layers in PEFT's files, where they are others."""
+    names = find_names_in_files(model, config, [layer_name for layer_name, _ in layers])
+    return {layer_name: name for layer_name, name in names.items() if name is not None}
+
+
+def _find_obstacle(module: nn.Module) -> str | None:
+    """Say why a module is no layer that can be adapted; None where it is one."""
     if not isinstance(module, LINEAR):
         return f"is a {type(module).__name__}: adapters fit Linear and Conv1D layers only"
-    try:
-        from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
-
-        _check_lora_target_modules_mamba(config, model, name.rpartition(".")[2])
-    except ImportError:
-        pass
-    except ValueError:
-        return "takes no adapter of PEFT's in this architecture"
-    return (
-        None if type(module) is nn.Linear or isinstance(module, Conv1D) else _unlike_linear(module)
-    )
+    if type(module) is nn.Linear or isinstance(module, Conv1D):
+        return None
+    return _find_difference_from_linear(module)
 
 
 @torch.no_grad()
-def _unlike_linear(module: nn.Module) -> str | None:
+def _find_difference_from_linear(module: nn.Module) -> str | None:
     """Try a layer that is more than a Linear: its output must be one tensor of the usual shape."""
     weight: Any = module.weight
     sample = torch.zeros(1, 2, module.in_features, dtype=weight.dtype, device=weight.device)  # type: ignore[call-overload]
     if not weight.is_floating_point():
         sample = sample.to(torch.get_default_dtype())
     try:
-        out = module(sample)
+        layer_output = module(sample)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
         return f"is a {type(module).__name__} that takes no plain input ({type(error).__name__})"
-    if not isinstance(out, Tensor) or out.shape != (1, 2, module.out_features):
+    if not isinstance(layer_output, Tensor) or layer_output.shape != (1, 2, module.out_features):
         return f"is a {type(module).__name__}, whose output is no linear layer's"
     return None
 
 
-def _reached(model: nn.Module) -> set[str]:
+def _find_reached_layers(model: nn.Module) -> set[str]:
     """Name the linear layers whose output the prediction of a text depends on, with numbers left out of the names.
 
     An expert that one short text does not choose is reached all the same if one of its kind is.
     """
     reached: set[str] = set()
 
-    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def note(_: nn.Module, __: Any, out: Any) -> None:
-            if isinstance(out, Tensor) and out.requires_grad:
-                out.register_hook(lambda _slope: reached.add(_kind(name)))  # type: ignore[no-untyped-call]
+    def watch(layer_name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def note(_: nn.Module, __: Any, layer_output: Any) -> None:
+            if isinstance(layer_output, Tensor) and layer_output.requires_grad:
+                layer_output.register_hook(lambda _slope: reached.add(drop_numbers(layer_name)))  # type: ignore[no-untyped-call]
 
         return note
 
-    def start(_: nn.Module, __: Any, out: Tensor) -> Tensor:
-        return out.detach().requires_grad_() * 1  # some models write into it
+    def start(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
+        return embedded.detach().requires_grad_() * 1  # some models write into it
 
     layers = [
-        (name, module) for name, module in model.named_modules() if isinstance(module, LINEAR)
+        (layer_name, module)
+        for layer_name, module in model.named_modules()
+        if isinstance(module, LINEAR)
     ]
-    hooks = [module.register_forward_hook(watch(name)) for name, module in layers]
+    hooks = [module.register_forward_hook(watch(layer_name)) for layer_name, module in layers]
     embedding: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
     hooks.append(embedding.register_forward_hook(start))
     training = model.training
     model.eval()
     try:
-        with asking(model, False), torch.enable_grad():
-            ids = torch.arange(4, device=next(model.parameters()).device)[None]
-            logits = model(input_ids=ids, use_cache=False).logits
+        with requiring_gradients(model, False), torch.enable_grad():
+            token_ids = torch.arange(4, device=next(model.parameters()).device)[None]
+            logits = model(input_ids=token_ids, use_cache=False).logits
             torch.autograd.backward(torch.logsumexp(logits.float(), dim=-1).sum())
     except RuntimeError as error:
-        if not out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-        return {_kind(name) for name, _ in model.named_modules()}  # training will tell
+        return {
+            drop_numbers(layer_name) for layer_name, _ in model.named_modules()
+        }  # training will tell
     finally:
         model.train(training)
         for hook in hooks:
@@ -254,11 +465,9 @@ def _reached(model: nn.Module) -> set[str]:
     return reached
 
 
-def _kind(name: str) -> str:
-    return re.sub(r"\.\d+(?=\.|$)", ".N", name)
-
-
-def _find_stacked(model: nn.Module, config: Any, lora: LoraConfig) -> list[StackedParameter]:
+def _find_stacked_parameters(
+    model: nn.Module, config: Any, lora: LoraConfig
+) -> list[StackedParameter]:
     """Find the stacked parameters that PEFT's config names, each under the name of the wrapper PEFT puts around it."""
     from peft.utils.other import get_pattern_key
 
@@ -268,23 +477,37 @@ def _find_stacked(model: nn.Module, config: Any, lora: LoraConfig) -> list[Stack
     method = find_adapter_method(lora.kind)
     stacked: list[StackedParameter] = []
     for module_name, module in model.named_modules():
-        parameters = [name for name, _ in module.named_parameters(recurse=False)]
-        chosen = [name for name in parameters if _is_named(f"{module_name}.{name}", targets)]
+        parameters = [
+            parameter_name for parameter_name, _ in module.named_parameters(recurse=False)
+        ]
+        chosen = [
+            parameter_name
+            for parameter_name in parameters
+            if _is_named(f"{module_name}.{parameter_name}", targets)
+        ]
         for number, parameter in enumerate(chosen):  # the last is PEFT's outermost wrapper
             full_name = f"{module_name}.{parameter}"
             rank_key = get_pattern_key(config.rank_pattern, full_name)
             alpha_key = get_pattern_key(config.alpha_pattern, full_name)
-            rank = config.rank_pattern.get(rank_key, lora.r)
-            alpha = config.alpha_pattern.get(alpha_key, lora.alpha)
+            stacked_rank = config.rank_pattern.get(rank_key, lora.r)
+            peft_alpha = config.alpha_pattern.get(alpha_key, config.lora_alpha)
             entry = StackedParameter(
                 name=module_name + ".base_layer" * (len(chosen) - 1 - number),
                 module=module,
                 parameter=parameter,
-                rank=int(rank),
-                scale=method.scale(rank, alpha),
+                scope=module,
+                rank=int(stacked_rank),
+                scale=method.scale(stacked_rank, peft_alpha / method.peft_alpha_factor),
+                out_first=reads_out_first(module, parameter),
             )
             stacked.append(entry)
     return stacked
+
+
+def reads_out_first(module: nn.Module, parameter: str) -> bool:
+    """Return whether PEFT reads a parameter as (experts, out, in): it does where the module does not say otherwise."""
+    weight: Tensor = getattr(module, parameter)
+    return weight.dim() == 2 or not getattr(module, "is_transposed", False)
 
 
 def _is_named(full_name: str, targets: Sequence[str]) -> bool:

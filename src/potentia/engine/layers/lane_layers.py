@@ -3,22 +3,24 @@
 What an adapter adds is its method's affair (``adapter_methods``). Low-rank methods compute
 y = x W + b + s · dropout(x) A_k B_k, where k is the slot of the row; the base product runs once on all rows, the
 adapters as batched products. A layer that is more than ``nn.Linear`` (quantised, scaled) keeps its own forward, and the
-adapters' share is added. Stacked parameters have no such form: their module runs once for each slot, on that slot's
-tokens, with W + s · B_k A_k in place of W, as PEFT does.
+adapters' share is added. The module of stacked parameters runs once for each slot, on that slot's tokens, with
+W + s · B_k A_k in place of W, as PEFT does; packed passes multiply all slots' tokens at once (``packed_experts``).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from potentia.engine.models.device_layout import beside
+from potentia.engine.layers.trial_runs import using_weight
+from potentia.engine.models.device_layout import move_beside
 from potentia.engine.operations.dropout import Dropout
 from potentia.errors import TuningError
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from potentia.engine.layers.adapter_bank import AdapterBank, AdapterSite, PassRouting
 
 
-def tokens_per_row(x: Tensor, routing: PassRouting, name: str) -> tuple[int, int]:
+def tokens_per_row(x: Tensor, routing: PassRouting, layer_name: str) -> tuple[int, int]:
     """Divide the tokens in ``x`` (…, d) among the rows of the pass: return the number of rows, and tokens of each.
 
     Rows keep their order in whatever shape a model gives its tokens; tokens picked from several rows have lost it.
@@ -38,7 +40,7 @@ def tokens_per_row(x: Tensor, routing: PassRouting, name: str) -> tuple[int, int
     has_all_tokens = is_divided_by_row or count == routing.count
     if rows > 1 and (not has_all_tokens or count % rows):
         raise TuningError(
-            f"layer {name} got {tuple(x.shape)} for {rows} rows: whose adapter to use is unknown",
+            f"layer {layer_name} got {tuple(x.shape)} for {rows} rows: whose adapter to use is unknown",
             hint="name other layers with `targets`, such as those of attention",
         )
     return rows, count // rows
@@ -48,32 +50,56 @@ def tokens_per_row(x: Tensor, routing: PassRouting, name: str) -> tuple[int, int
 
 
 class AdaptedLinear:
-    """The forward of an adapted linear layer, set on the instance for as long as the bank is installed."""
+    """The forward of an adapted linear layer, set on the instance for as long as the bank is installed.
 
-    def __init__(self, bank: AdapterBank, site: AdapterSite, module: nn.Module) -> None:
-        self.bank = bank
-        self.site = site
+    A layer that holds several projections has a site for each of them.
+    """
+
+    def __init__(
+        self, adapter_bank: AdapterBank, sites: Sequence[AdapterSite], module: nn.Module
+    ) -> None:
+        self.bank = adapter_bank
+        self.sites = tuple(sites)
         self.own_forward = module.forward
         self.weight = plain_weight(module)
         bias = module.bias
         self.bias = bias if isinstance(bias, Tensor) else None
+        self.output_order = find_output_order(self.sites, adapter_bank.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the layer, each row with the adapter of its slot."""
         routing = self.bank.routing
         if routing.packed_linear is not None:
             if self.weight is None:
-                raise NotImplementedError(f"layer {self.site.name} is more than linear")
-            return routing.packed_linear(x, self.site, self.weight, self.bias)
+                raise NotImplementedError(f"layer {self.sites[0].name} is more than linear")
+            return routing.packed_linear(x, self.sites, self.weight, self.bias)
         if routing.owners is None:
             return self.own_forward(x)  # type: ignore[no-any-return]
-        output: Tensor = _AdaptedProduct.apply(
-            x, self.bank.anchor, self.bank, self.site, self.weight, self.bias
-        )  # type: ignore[no-untyped-call]
-        if self.weight is not None:
-            return output
+        if self.weight is not None and len(self.sites) == 1:
+            return self._add_adapters(x, self.sites[0], self.weight, self.bias)
         base_output: Tensor = self.own_forward(x)
-        return base_output + output.to(base_output.dtype)
+        shares = [self._add_adapters(x, site, None, None) for site in self.sites]
+        share = torch.cat(shares, dim=-1) if len(shares) > 1 else shares[0]
+        if self.output_order is not None:
+            share = share.index_select(-1, move_beside(self.output_order, share))
+        return base_output + share.to(base_output.dtype)
+
+    def _add_adapters(
+        self, x: Tensor, adapter_site: AdapterSite, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        output: Tensor = _AdaptedProduct.apply(
+            x, self.bank.anchor, self.bank, adapter_site, weight, bias
+        )  # type: ignore[no-untyped-call]
+        return output
+
+
+def find_output_order(sites: Sequence[AdapterSite], device: torch.device) -> Tensor | None:
+    """Return where a layer's outputs lie among those of its projections side by side; None where they lie so."""
+    columns = itertools.chain.from_iterable(site.columns or () for site in sites)
+    side_by_side = torch.tensor(list(columns), dtype=torch.int64)
+    if torch.equal(side_by_side, torch.arange(len(side_by_side))):
+        return None
+    return torch.argsort(side_by_side).to(device)
 
 
 def plain_weight(module: nn.Module) -> Tensor | None:
@@ -93,13 +119,13 @@ class _AdaptedProduct(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         anchor: Tensor,
-        bank: AdapterBank,
-        site: AdapterSite,
+        adapter_bank: AdapterBank,
+        adapter_site: AdapterSite,
         weight: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
-        ctx.bank = bank
-        return bank.method.forward(ctx, x, bank, site, weight, bias)
+        ctx.bank = adapter_bank
+        return adapter_bank.method.forward(ctx, x, adapter_bank, adapter_site, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -107,72 +133,81 @@ class _AdaptedProduct(torch.autograd.Function):
 
 
 def add_adapter_share(
-    ctx: Any, x: Tensor, bank: AdapterBank, site: AdapterSite, *, into: Tensor
+    ctx: Any, x: Tensor, adapter_bank: AdapterBank, adapter_site: AdapterSite, *, into: Tensor
 ) -> None:
     """Add the adapters' outputs to ``into`` (N, o), and keep what the backward pass needs."""
-    routing = bank.routing
+    routing = adapter_bank.routing
     owners = routing.owners
     assert owners is not None
     if routing.single:
-        a, b = (beside(part[owners[0]], x) for part in bank.views(bank.work, site))
-        into.addmm_(x.reshape(-1, x.shape[-1]) @ a, b)
+        lora_a, lora_b = (
+            move_beside(part[owners[0]], x)
+            for part in adapter_bank.views(adapter_bank.work, adapter_site)
+        )
+        into.addmm_(x.reshape(-1, x.shape[-1]) @ lora_a, lora_b)
         return
-    rows, tokens = tokens_per_row(x, routing, site.name)
+    rows, tokens = tokens_per_row(x, routing, adapter_site.name)
     by_row = x.reshape(rows, tokens, x.shape[-1])
-    a, b = (beside(part, x) for part in bank.gather_factors(site))
-    dropout = _make_dropout(bank, site, rows, tokens, x)
+    lora_a, lora_b = (move_beside(part, x) for part in adapter_bank.gather_factors(adapter_site))
+    dropout = _make_dropout(adapter_bank, adapter_site, rows, tokens, x)
     dropped = by_row if dropout is None else dropout(by_row)
-    inner = torch.bmm(dropped, a)  # scaled, because A is
-    into.view(rows, tokens, -1).baddbmm_(inner, b)
+    inner = torch.bmm(dropped, lora_a)  # scaled, because A is
+    into.view(rows, tokens, -1).baddbmm_(inner, lora_b)
     ctx.save_for_backward(by_row, inner)
-    ctx.held = bank, site, owners, dropout, x.shape
+    ctx.held = adapter_bank, adapter_site, owners, dropout, x.shape
 
 
 def _make_dropout(
-    bank: AdapterBank, site: AdapterSite, rows: int, tokens: int, x: Tensor
+    adapter_bank: AdapterBank, adapter_site: AdapterSite, rows: int, tokens: int, x: Tensor
 ) -> Dropout | None:
     """Return a layer's dropout in the pass under way; a layer that sees fewer tokens of each row takes the first keys.
 
     A layer that sees tokens more than once (experts) goes round.
     """
-    keys = bank.routing.keys
+    keys = adapter_bank.routing.keys
     if keys is None:
         return None
     if keys.numel() != rows * tokens:
         row_keys = keys.view(rows, -1)
         columns = torch.arange(tokens, device=keys.device) % row_keys.shape[1]
         keys = row_keys[:, columns].contiguous()
-    return Dropout(beside(keys, x), site.index, bank.lora.dropout)
+    return Dropout(move_beside(keys, x), adapter_site.index, adapter_bank.lora.dropout)
 
 
-def backpropagate_adapter_share(ctx: Any, slope: Tensor, base: Tensor | None) -> Tensor | None:
-    """Add the adapters' gradients to the bank; return the input's, through the adapters and ``base`` (d, o)."""
+def backpropagate_adapter_share(
+    ctx: Any, slope: Tensor, base_weight: Tensor | None
+) -> Tensor | None:
+    """Add the adapters' gradients to the bank; return the input's, also through ``base_weight`` (d, o)."""
     by_row, inner = ctx.saved_tensors
-    bank, site, owners, dropout, shape = ctx.held
+    adapter_bank, adapter_site, owners, dropout, shape = ctx.held
     rows, tokens, width = by_row.shape
     output_slope = slope.to(by_row.dtype).reshape(rows, tokens, -1).contiguous()  # (R, T, o)
-    a, b = (beside(part, output_slope) for part in bank.gather_factors(site))
-    inner_slope = torch.bmm(output_slope, b.transpose(1, 2))  # (R, T, r)
+    lora_a, lora_b = (
+        move_beside(part, output_slope) for part in adapter_bank.gather_factors(adapter_site)
+    )
+    inner_slope = torch.bmm(output_slope, lora_b.transpose(1, 2))  # (R, T, r)
     dropped = by_row if dropout is None else dropout(by_row)
-    add_factor_gradients(bank, site, owners, dropped, inner, output_slope, inner_slope)
+    add_factor_gradients(
+        adapter_bank, adapter_site, owners, dropped, inner, output_slope, inner_slope
+    )
     if not ctx.needs_input_grad[0]:
         return None
-    if base is None:
-        input_slope = torch.bmm(inner_slope, a.transpose(1, 2))
+    if base_weight is None:
+        input_slope = torch.bmm(inner_slope, lora_a.transpose(1, 2))
         if dropout is not None:
             input_slope = dropout(input_slope)
         return input_slope.view(shape)
-    input_slope = (output_slope.view(rows * tokens, -1) @ base.t()).view(rows, tokens, width)
+    input_slope = (output_slope.view(rows * tokens, -1) @ base_weight.t()).view(rows, tokens, width)
     if dropout is None:
-        input_slope.baddbmm_(inner_slope, a.transpose(1, 2))
+        input_slope.baddbmm_(inner_slope, lora_a.transpose(1, 2))
     else:
-        input_slope = dropout(torch.bmm(inner_slope, a.transpose(1, 2)), add=input_slope)
+        input_slope = dropout(torch.bmm(inner_slope, lora_a.transpose(1, 2)), add=input_slope)
     return input_slope.view(shape)
 
 
 def add_factor_gradients(
-    bank: AdapterBank,
-    site: AdapterSite,
+    adapter_bank: AdapterBank,
+    adapter_site: AdapterSite,
     owners: Tensor,
     dropped: Tensor,
     inner: Tensor,
@@ -180,67 +215,109 @@ def add_factor_gradients(
     inner_slope: Tensor,
 ) -> None:
     """Add the gradients of A and B to the bank's, row by row in order."""
-    a_sums, b_sums = bank.views(bank.grads, site)
+    a_sums, b_sums = adapter_bank.views(adapter_bank.grads, adapter_site)
     b_gradients = torch.bmm(inner.transpose(1, 2), output_slope).float()
-    b_sums.index_add_(0, owners, beside(b_gradients, b_sums))
+    b_sums.index_add_(0, owners, move_beside(b_gradients, b_sums))
     a_sums = a_sums.transpose(1, 2)  # as it lies
     a_gradients = torch.bmm(inner_slope.transpose(1, 2), dropped).float()
-    a_sums.index_add_(0, owners, beside(a_gradients, a_sums), alpha=site.scale)
+    a_sums.index_add_(0, owners, move_beside(a_gradients, a_sums), alpha=adapter_site.scale)
 
 
 # ---- stacked parameters ---------------------------------------------------------------------------
 
 
-class AdaptedStack:
-    """The forward of a module whose stacked parameters are adapted: once for each slot, on its own tokens."""
+@dataclass(frozen=True)
+class StackedWeight:
+    """A stacked parameter that has adapters."""
 
-    def __init__(self, bank: AdapterBank, module: nn.Module) -> None:
-        self.bank = bank
+    site: AdapterSite
+    module: nn.Module
+    parameter: str
+
+    @property
+    def experts(self) -> int:
+        """How many experts the parameter holds."""
+        return self.module.get_parameter(self.parameter).shape[0]
+
+
+class AdaptedStack:
+    """The forward of a module with adapted stacked parameters in it: once for each slot, on the slot's own rows.
+
+    The parameters are the module's, or those of modules inside it that are given their tokens in another order.
+    """
+
+    def __init__(self, adapter_bank: AdapterBank, module: nn.Module) -> None:
+        self.bank = adapter_bank
         self.module = module
         self.own_forward = module.forward
-        self.sites: list[tuple[AdapterSite, str]] = []  # with the names of their parameters
+        self.weights: list[StackedWeight] = []
 
-    def __call__(self, x: Tensor, *arguments: Any, **options: Any) -> Any:
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Compute the module slot by slot."""
-        name = self.sites[0][0].name
-        if self.bank.routing.packed_linear is not None:
-            raise NotImplementedError(f"layer {name} is a stack of parameters")
-        owners = self.bank.routing.owners
-        if owners is None:
-            return self.own_forward(x, *arguments, **options)
-        rows, _ = tokens_per_row(x, self.bank.routing, name)
-        size = x.shape[0]
+        routing = self.bank.routing
+        has_all_experts = self._has_all_experts(arguments, options)
+        if routing.packed_experts is not None:
+            if has_all_experts:
+                raise NotImplementedError("experts that are given every token, in a packed pass")
+            return routing.packed_experts(self, *arguments, *options.values())
+        if routing.owners is None:
+            return self.own_forward(*arguments, **options)
+        if has_all_experts:
+            return self._compute_all_experts(arguments[0], routing.owners.tolist())
+        tokens = _find_first_tensor((*arguments, *options.values()))
+        rows, _ = tokens_per_row(tokens, routing, self.weights[0].site.name)
+        row_count = tokens.shape[0]
         outputs: list[Any] = []
-        last = 0
-        for slot, slot_rows in itertools.groupby(owners.tolist()):
-            first, last = last, last + len(list(slot_rows))
-            span = slice(first * size // rows, last * size // rows)
-            if last - first == rows:
-                span = slice(0, size)
-            slot_arguments = [_cut_to_span(value, span, size) for value in arguments]
-            slot_options = {key: _cut_to_span(value, span, size) for key, value in options.items()}
-            with self._weights_of_slot(slot):
-                outputs.append(self.own_forward(x[span], *slot_arguments, **slot_options))
+        end = 0
+        for slot, slot_rows in itertools.groupby(routing.owners.tolist()):
+            first, end = end, end + len(list(slot_rows))
+            row_span = slice(first * row_count // rows, end * row_count // rows)
+            if end - first == rows:
+                row_span = slice(0, row_count)
+            slot_arguments = _cut_to_span(arguments, row_span, row_count)
+            slot_options = {
+                key: _cut_to_span(value, row_span, row_count) for key, value in options.items()
+            }
+            with self._weights_of_slot(slot), routing.narrowed(first, end):
+                outputs.append(self.own_forward(*slot_arguments, **slot_options))
         return _join_outputs(outputs)
+
+    def _has_all_experts(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
+        """Return whether a module is given all tokens of the pass once for every expert, expert by expert (Llama 4)."""
+        if len(arguments) != 1 or options or self.weights[0].site.experts <= 1:
+            return False
+        tokens: Tensor = arguments[0]
+        experts = self.weights[0].experts
+        return tokens.dim() == 2 and tokens.shape[0] == experts * self.bank.routing.count
+
+    def _compute_all_experts(self, x: Tensor, owners: Sequence[int]) -> Tensor:
+        """Compute a module that is given tokens expert by expert: each slot's tokens of every expert."""
+        by_expert = x.view(self.weights[0].experts, -1, x.shape[1])
+        tokens_of_row = by_expert.shape[1] // len(owners)
+        outputs: list[Tensor] = []
+        begin = 0
+        for slot, slot_rows in itertools.groupby(owners):
+            end = begin + len(list(slot_rows)) * tokens_of_row
+            slot_tokens = by_expert[:, begin:end].reshape(-1, x.shape[1])
+            with self._weights_of_slot(slot):
+                output = self.own_forward(slot_tokens)
+            outputs.append(output.view(by_expert.shape[0], end - begin, -1))
+            begin = end
+        joined = torch.cat(outputs, dim=1)
+        return joined.reshape(-1, joined.shape[2])
 
     @contextmanager
     def _weights_of_slot(self, slot: int) -> Iterator[None]:
-        """Put the slot's weights in the place of the module's own."""
-        parameters = self.module._parameters
-        originals = {name: parameters[name] for _, name in self.sites}
-        try:
+        """Let the parameters have the slot's adapters inside the block."""
+        with ExitStack() as stack:
             if slot < self.bank.slots:
-                for site, name in self.sites:
+                for stacked in self.weights:
+                    original = stacked.module.get_parameter(stacked.parameter)
                     tuned = _StackedWeight.apply(
-                        self.bank.anchor, self.bank, site, slot, originals[name]
+                        self.bank.anchor, self.bank, stacked.site, slot, original
                     )  # type: ignore[no-untyped-call]
-                    del parameters[name]
-                    self.module.__dict__[name] = tuned
+                    stack.enter_context(using_weight(stacked.module, stacked.parameter, tuned))
             yield
-        finally:
-            for name, original in originals.items():
-                self.module.__dict__.pop(name, None)
-                parameters[name] = original
 
 
 class _StackedWeight(torch.autograd.Function):
@@ -248,47 +325,77 @@ class _StackedWeight(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, bank: AdapterBank, site: AdapterSite, slot: int, weight: Tensor
+        ctx: Any,
+        anchor: Tensor,
+        adapter_bank: AdapterBank,
+        adapter_site: AdapterSite,
+        slot: int,
+        weight: Tensor,
     ) -> Tensor:
-        a, b = (beside(part, weight) for part in _expert_factors(bank, site, slot))
-        change = torch.bmm(b, a)  # (E, o, i), scaled, because A is
-        ctx.held = bank, site, slot
-        if not site.out_first:
+        lora_a, lora_b = (
+            move_beside(part, weight) for part in _expert_factors(adapter_bank, adapter_site, slot)
+        )
+        change = torch.bmm(lora_b, lora_a)  # (E, o, i), scaled, because A is
+        ctx.held = adapter_bank, adapter_site, slot
+        if not adapter_site.out_first:
             change = change.transpose(1, 2)
         return weight + change.view_as(weight).to(weight.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        bank, site, slot = ctx.held
-        a, b = (beside(part, grads[0]) for part in _expert_factors(bank, site, slot))
-        widths = (site.fan_out, site.fan_in) if site.out_first else (site.fan_in, site.fan_out)
-        slope = grads[0].view(site.experts, *widths)
-        if not site.out_first:
+        adapter_bank, adapter_site, slot = ctx.held
+        lora_a, lora_b = (
+            move_beside(part, grads[0])
+            for part in _expert_factors(adapter_bank, adapter_site, slot)
+        )
+        widths = (
+            (adapter_site.fan_out, adapter_site.fan_in)
+            if adapter_site.out_first
+            else (adapter_site.fan_in, adapter_site.fan_out)
+        )
+        slope = grads[0].view(adapter_site.experts, *widths)
+        if not adapter_site.out_first:
             slope = slope.transpose(1, 2)
-        slope = slope.to(a.dtype)  # (E, o, i)
-        b_gradients = torch.bmm(slope, a.transpose(1, 2))  # (E, o, r)
-        a_gradients = torch.bmm(b.transpose(1, 2), slope)  # (E, r, i)
-        a_sums, b_sums = (part[slot] for part in bank.views(bank.grads, site))
+        slope = slope.to(lora_a.dtype)  # (E, o, i)
+        b_gradients = torch.bmm(slope, lora_a.transpose(1, 2))  # (E, o, r)
+        a_gradients = torch.bmm(lora_b.transpose(1, 2), slope)  # (E, r, i)
+        a_sums, b_sums = (
+            part[slot] for part in adapter_bank.views(adapter_bank.grads, adapter_site)
+        )
         a_gradients = a_gradients.permute(2, 0, 1).reshape(a_sums.shape).float()
-        a_sums.add_(beside(a_gradients, a_sums), alpha=site.scale)
+        a_sums.add_(move_beside(a_gradients, a_sums), alpha=adapter_site.scale)
+        if adapter_site.parts > 1:
+            b_gradients = b_gradients * move_beside(adapter_site.block_mask().t(), b_gradients)
         b_gradients = b_gradients.permute(2, 0, 1).reshape(b_sums.shape).float()
-        b_sums.add_(beside(b_gradients, b_sums))
+        b_sums.add_(move_beside(b_gradients, b_sums))
         return None, None, None, None, None
 
 
-def _expert_factors(bank: AdapterBank, site: AdapterSite, slot: int) -> tuple[Tensor, Tensor]:
+def _expert_factors(
+    adapter_bank: AdapterBank, adapter_site: AdapterSite, slot: int
+) -> tuple[Tensor, Tensor]:
     """Return A (E, r, i) and B (E, o, r): PEFT numbers A's columns expert by expert, B's rank by rank."""
-    a, b = (part[slot] for part in bank.views(bank.work, site))
-    rank = site.rank // site.experts
-    a = a.view(site.fan_in, site.experts, rank).permute(1, 2, 0)
-    b = b.view(rank, site.experts, site.fan_out).permute(1, 2, 0)
-    return a, b
+    lora_a, lora_b = (part[slot] for part in adapter_bank.views(adapter_bank.work, adapter_site))
+    expert_rank = adapter_site.rank // adapter_site.experts
+    lora_a = lora_a.view(adapter_site.fan_in, adapter_site.experts, expert_rank).permute(1, 2, 0)
+    lora_b = lora_b.view(expert_rank, adapter_site.experts, adapter_site.fan_out).permute(1, 2, 0)
+    return lora_a, lora_b
 
 
-def _cut_to_span(value: Any, span: slice, size: int) -> Any:
-    """Return a slot's part of an argument that has an entry for every token."""
-    if isinstance(value, Tensor) and value.dim() and value.shape[0] == size:
-        return value[span]
+def _find_first_tensor(values: Iterable[Any]) -> Tensor:
+    """Return the first tensor among a module's arguments: its tokens."""
+    for value in values:
+        if isinstance(value, Tensor):
+            return value
+    raise TuningError("a module with adapted weights was called without tokens")
+
+
+def _cut_to_span(value: Any, row_span: slice, row_count: int) -> Any:
+    """Return a slot's part of an argument that has an entry for every token, or for every row."""
+    if isinstance(value, tuple):
+        return tuple(_cut_to_span(part, row_span, row_count) for part in value)
+    if isinstance(value, Tensor) and value.dim() and value.shape[0] == row_count:
+        return value[row_span]
     return value
 
 

@@ -1,4 +1,9 @@
-"""The model as the scorer sees it: a body that makes hidden states of rows, and a head that is called where needed."""
+"""The model as the scorer sees it: a body that turns rows of tokens into hidden states, and a head that predicts.
+
+A row is a prefix tree of sequences to score (see ``prefix_tree``). :meth:`Network.score_rows` runs a batch of rows
+through the body, and the head at the positions alone whose prediction is read. Before each pass a :class:`Router` is
+told whose adapter every row uses: a row's *owner* is the slot of its adapter in the bank, or −1 for none.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ import torch
 
 from potentia.engine.layers.prefix_tree import PrefixTreeRow, ScoredSequence
 from potentia.engine.layers.recomputation import standard_attention
+from potentia.engine.layers.row_layout import STRETCH
 from potentia.engine.layers.scoring_layers import FusedScoringLayers
 from potentia.engine.models.device_layout import free_memory, pinned
 from potentia.engine.models.split_model import SplitModel
@@ -23,12 +29,11 @@ if TYPE_CHECKING:
     from potentia.engine.models.loading import LoadedModel
 
 HEAD_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}  # of float32 logits at a time
-DEFAULT_HEAD_BYTES = 1 << 28
-CPU_CACHE_BYTES = 1 << 31
-# masked attention on a GPU wants the key length in multiples of 16 bytes
-ALIGNMENT = {"cuda": 8, "cpu": 1}
-STRETCH = 16  # tokens that share an adapter in fused layers
-# words in the names of settings that may be windows
+DEFAULT_HEAD_BYTES = 1 << 28  # the same on other devices
+CPU_CACHE_BYTES = 1 << 31  # of keys and values
+# tokens: masked attention on a GPU wants the key length in multiples of 16 bytes
+MASK_ALIGNMENT = {"cuda": 8, "cpu": 1}
+# words in the names of config settings that may hold the length of an attention window
 WINDOW_WORDS = (
     "window",
     "chunk",
@@ -41,27 +46,28 @@ WINDOW_WORDS = (
     "span",
     "back",
 )
+# kinds of layers that take a mask of our own
 TREE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 class Router(Protocol):
-    """Says, right before a forward pass, which adapter each row of the batch is to be computed with."""
+    """Whoever gives each row of a batch its adapter: the adapter bank."""
 
     def route(self, row_owners: torch.Tensor | None) -> None:
-        """Take the owner (lane index, int64 on the model's device) of each row; None when there are no owners."""
+        """Use these owners (rows,), int64, in the next forward pass; None: no row has an adapter."""
 
 
 @dataclass(slots=True)
 class ReadResults:
-    """Results of one batch, still on the device: for each read, the log-probability and whether it was the argmax."""
+    """The predictions that were read from one batch, still on the device."""
 
-    sequences: npt.NDArray[np.int64]  # (reads,) index of the request that asked
-    logprobs: torch.Tensor  # (reads,)
-    hits: torch.Tensor  # (reads,)
+    requests: npt.NDArray[np.int64]  # (reads,) the index of the request that reads the prediction
+    logprobs: torch.Tensor  # (reads,) the log-probability of the scored token
+    greedy_hits: torch.Tensor  # (reads,) whether the scored token is the likeliest
 
 
 class SentTensors:
-    """Tensors as they are now, on their way to the host, which need not wait for the device."""
+    """A copy of tensors as they are now, on its way to the host, which need not wait for the device until it reads."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self._arrived: torch.cuda.Event | None = None
@@ -76,14 +82,17 @@ class SentTensors:
         self._arrived.record()
 
     def read(self) -> list[npt.NDArray[Any]]:
-        """Wait until they are there, and return them."""
+        """Wait until the copies have arrived, and return them."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return [tensor.numpy() for tensor in self._tensors]
 
 
 class Network:
-    """Run rows through a causal LM without ever forming logits for positions that nobody reads."""
+    """A causal language model that scores rows without computing logits for positions that nobody reads.
+
+    ``fused`` asks for our own fused layers where the model's are of the kind that they compute.
+    """
 
     def __init__(
         self, loaded: LoadedModel, router: Router | None = None, *, fused: bool = False
@@ -109,7 +118,7 @@ class Network:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Switch the model to evaluation without gradients, and back to what it was, with no adapter on."""
+        """Evaluate without gradients inside the block; after it the model has its earlier mode, and no adapter."""
         was_training = self.model.training
         self.model.eval()
         try:
@@ -122,7 +131,7 @@ class Network:
                 self.model.train()
 
     def route(self, owners: Sequence[int]) -> None:
-        """Tell the router whose rows come next."""
+        """Tell the router the owners of the next pass's rows; if all are −1, that no row has an adapter."""
         if self.router is None:
             return
         if any(owner >= 0 for owner in owners):
@@ -131,7 +140,7 @@ class Network:
             self.router.route(None)
 
     def count_cacheable_tokens(self) -> int:
-        """How many tokens' keys and values may be kept: a third of the free memory of a GPU, 2 GiB on a CPU."""
+        """Return how many tokens' keys and values fit the cache: a third of a GPU's free memory, 2 GiB on a CPU."""
         heads = read_size(self.config, "num_attention_heads", 1)
         hidden_size = read_size(self.config, "hidden_size", 1024)
         head_width = read_size(self.config, "head_dim", hidden_size // heads)
@@ -148,26 +157,27 @@ class Network:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the log-probability of each scored token, and whether it is the likeliest, by the model's own forward.
 
-        This is the reference of all faster paths: one sequence at a time.
+        This is the reference of all faster paths: one sequence at a time. ``copies`` of the sequence make the batch, of
+        which the first is read: more than one shows how much the model's numbers depend on the batch's size.
         """
-        ids = torch.tensor([sequence.ids] * copies, device=self.device)
+        token_ids = torch.tensor([sequence.ids] * copies, device=self.device)
         self.route([sequence.owner] * copies)
         with standard_attention(self.device):  # every length is a new shape
-            output = self.model(input_ids=ids[:, :-1], use_cache=False)
+            output = self.model(input_ids=token_ids[:, :-1], use_cache=False)
         logits = output.logits[0, -sequence.scored :]  # (scored, vocabulary)
-        targets = ids[0, -sequence.scored :]
-        # nothing of this is shared with other paths
+        targets = token_ids[0, -sequence.scored :]
+        # written out here, so that no mistake of another path can be in the reference too
         precise_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         logprobs = torch.log_softmax(precise_logits, -1).gather(1, targets[:, None])[:, 0]
         return logprobs, logits.argmax(dim=-1) == targets
 
     def reference_tokens(self, prompt: Ids, room: int, owner: int) -> Ids:
-        """Return what the model's own ``generate`` writes after a prompt, greedily."""
+        """Return up to ``room`` tokens that the model's own ``generate`` writes after a prompt, greedily."""
         self.route([owner])
-        ids = torch.tensor([prompt], device=self.device)
+        token_ids = torch.tensor([prompt], device=self.device)
         output = self.model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
+            input_ids=token_ids,
+            attention_mask=torch.ones_like(token_ids),
             max_new_tokens=room,
             do_sample=False,
             num_beams=1,
@@ -177,61 +187,66 @@ class Network:
         return output[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
 
     def score_rows(self, rows: list[PrefixTreeRow]) -> ReadResults:
-        """Score one batch of rows, either all with branches or all without."""
+        """Score one batch of rows, which either all need a mask or all need none."""
         rows = sorted(rows, key=lambda row: row.owner)
-        masked = any(row.has_branches for row in rows)
+        needs_mask = any(row.needs_mask for row in rows)
         longest = max(1, *(len(row) for row in rows))
-        length = self._padded_length(longest, masked=masked)
+        length = self._pad_length(longest, needs_mask=needs_mask)
         tokens = np.zeros((len(rows), length), dtype=np.int64)
-        for number, row in enumerate(rows):
-            tokens[number, : len(row)] = row.tokens
+        for row_index, row in enumerate(rows):
+            tokens[row_index, : len(row)] = row.tokens
         inputs: dict[str, Any] = {"input_ids": self._send(tokens)}
-        if masked:
+        if needs_mask:
             inputs |= self._tree_inputs(rows, length)
         self.route([row.owner for row in rows])
-        with self._computing_rows(length):
+        with self._fused_layers_active(length):
             output = self.run_body(**inputs, use_cache=False)
         hidden = output.last_hidden_state  # (rows, length, width)
         return self._read(rows, hidden.reshape(-1, hidden.shape[-1]), length)
 
-    def _computing_rows(self, length: int) -> AbstractContextManager[None]:
-        """Let rows of so many tokens go through fused layers inside the block, where there are any."""
+    def _fused_layers_active(self, length: int) -> AbstractContextManager[None]:
+        """Let rows of ``length`` tokens go through fused layers inside the block, if the model has them."""
         if self.fused_layers is None:
             return nullcontext()
         return self.fused_layers.active(length)
 
-    def _padded_length(self, longest: int, *, masked: bool) -> int:
-        """Return the length that rows are padded to: what layers or attention want multiples of."""
-        step = 1
+    def _pad_length(self, longest: int, *, needs_mask: bool) -> int:
+        """Return the length that rows are padded to: the next multiple of what the layers or attention take."""
+        multiple = 1
         if self.fused_layers is not None:
-            step = STRETCH
-        elif masked:
-            step = ALIGNMENT.get(self.device.type, 1)
-        return -(-longest // step) * step
+            multiple = STRETCH  # so that no stretch of tokens belongs to two rows
+        elif needs_mask:
+            multiple = MASK_ALIGNMENT.get(self.device.type, 1)
+        return -(-longest // multiple) * multiple
 
     def _tree_inputs(self, rows: list[PrefixTreeRow], length: int) -> dict[str, Any]:
-        """Return positions and masks of rows with branches."""
-        ends = np.tile(np.arange(1, length + 1), (len(rows), 1))  # padding sees itself alone
+        """Return the position ids and attention masks of rows that need a mask, padded to ``length`` tokens."""
+        # a padding token's subtree ends with itself, so that no other token sees it
+        subtree_ends = np.tile(np.arange(1, length + 1), (len(rows), 1))
         depths = np.zeros((len(rows), length), dtype=np.int64)
-        for number, row in enumerate(rows):
-            ends[number, : len(row)] = row.ends
-            depths[number, : len(row)] = row.depths
-        sent = self._send(np.stack([ends, depths]))
+        for row_index, row in enumerate(rows):
+            subtree_ends[row_index, : len(row)] = row.subtree_ends
+            depths[row_index, : len(row)] = row.depths
+        longest_sequence = int(depths.max()) + 1
+        sent_ends, sent_depths = self._send(np.stack([subtree_ends, depths]))
         return {
-            "position_ids": sent[1],
-            "attention_mask": self._tree_masks(sent[0], sent[1], int(depths.max()) + 1),
+            "position_ids": sent_depths,
+            "attention_mask": self._tree_masks(sent_ends, sent_depths, longest_sequence),
         }
 
     def _tree_masks(
-        self, ends: torch.Tensor, depths: torch.Tensor, deepest: int
+        self, subtree_ends: torch.Tensor, depths: torch.Tensor, longest_sequence: int
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return the mask of rows with branches, for each kind of layer where a model has two."""
-        nodes = torch.arange(ends.shape[1], device=ends.device)
-        is_later = nodes[:, None] >= nodes
-        sees = is_later & (nodes[:, None] < ends[:, None, :])  # (rows, query, key)
+        """Return the mask by which a token attends to itself and its ancestors, for each kind of layer that is named.
+
+        Layers with a window see the nearest ancestors alone; that makes no difference to sequences within the window.
+        """
+        nodes = torch.arange(subtree_ends.shape[1], device=subtree_ends.device)
+        is_not_before = nodes[:, None] >= nodes
+        sees = is_not_before & (nodes[:, None] < subtree_ends[:, None, :])  # (rows, query, key)
         full_mask = self._additive_mask(sees)
         window_mask = full_mask
-        if self._window is not None and deepest > self._window:
+        if self._window is not None and longest_sequence > self._window:
             distances = depths[:, :, None] - depths[:, None, :]
             window_mask = self._additive_mask(sees & (distances < self._window))
         if "sliding_attention" in self._layer_types:
@@ -241,72 +256,83 @@ class Network:
         return window_mask
 
     def _additive_mask(self, sees: torch.Tensor) -> torch.Tensor:
+        """Return the mask (rows, 1, query, key) that is added to scores: 0 where a query sees a key."""
         blank = torch.zeros(sees.shape, dtype=self.dtype, device=sees.device)
         mask = blank.masked_fill_(~sees, torch.finfo(self.dtype).min)
-        return mask.unsqueeze(1)  # (rows, 1, query, key)
+        return mask.unsqueeze(1)
 
     def _read(self, rows: list[PrefixTreeRow], hidden: torch.Tensor, length: int) -> ReadResults:
-        """Gather log-probabilities: the head runs once per position read, however many ask for it."""
+        """Return what is read from hidden states (rows · length, width).
+
+        The head runs once at each position that is read, however many sequences read there.
+        """
         nodes: list[int] = []
-        offsets: list[int] = []
+        row_starts: list[int] = []
         targets: list[int] = []
-        counts: list[int] = []
+        read_counts: list[int] = []
         indices: list[int] = []
-        for number, row in enumerate(rows):
+        for row_index, row in enumerate(rows):
             for sequence, read_nodes in row.reads:
                 nodes.extend(read_nodes)
                 targets.extend(sequence.ids[-sequence.scored :])
-                offsets.append(number * length)
-                counts.append(sequence.scored)
+                row_starts.append(row_index * length)
+                read_counts.append(sequence.scored)
                 indices.append(sequence.index)
-        asking = np.repeat(indices, counts).astype(np.int64)
-        positions = np.asarray(nodes, dtype=np.int64) + np.repeat(offsets, counts)
+        requests = np.repeat(indices, read_counts).astype(np.int64)
+        positions = np.asarray(nodes, dtype=np.int64) + np.repeat(row_starts, read_counts)
         order = np.argsort(positions, kind="stable")
-        unique_positions, group = np.unique(positions[order], return_inverse=True)
+        # head_rows: for each read, the index of its position among the unique ones
+        unique_positions, head_rows = np.unique(positions[order], return_inverse=True)
         ordered_targets = np.asarray(targets, dtype=np.int64)[order]
-        sent = self._send(np.concatenate([unique_positions, group, ordered_targets]))
-        sent_sizes = [len(unique_positions), len(group), len(group)]
-        sent_positions, sent_groups, sent_targets = torch.split(sent, sent_sizes)
+        sent_tensors = self._send(np.concatenate([unique_positions, head_rows, ordered_targets]))
+        sent_sizes = [len(unique_positions), len(head_rows), len(head_rows)]
+        sent_positions, sent_head_rows, sent_targets = torch.split(sent_tensors, sent_sizes)
         logit_bytes = 4 * self.vocabulary
-        step = max(1, HEAD_BYTES.get(self.device.type, DEFAULT_HEAD_BYTES) // logit_bytes)
+        head_bytes = HEAD_BYTES.get(self.device.type, DEFAULT_HEAD_BYTES)
+        positions_per_step = max(1, head_bytes // logit_bytes)
         logprobs: list[torch.Tensor] = []
-        hits: list[torch.Tensor] = []
-        for start in range(0, len(unique_positions), step):
-            at = sent_positions[start : start + step]
-            logits = self.compute_logits(hidden[at])  # (positions, vocabulary)
-            first, last = np.searchsorted(group, [start, start + step])
-            local = sent_groups[first:last] - start
-            target = sent_targets[first:last]
-            logprobs.append(log_softmax(logits)[local, target])
-            hits.append(logits.argmax(dim=-1)[local] == target)
-        return ReadResults(asking[order], torch.cat(logprobs), torch.cat(hits))
+        greedy_hits: list[torch.Tensor] = []
+        for start in range(0, len(unique_positions), positions_per_step):
+            step_positions = sent_positions[start : start + positions_per_step]
+            logits = self.compute_logits(hidden[step_positions])  # (positions, vocabulary)
+            first_read, end_read = np.searchsorted(head_rows, [start, start + positions_per_step])
+            logit_rows = sent_head_rows[first_read:end_read] - start
+            step_targets = sent_targets[first_read:end_read]
+            logprobs.append(log_softmax(logits)[logit_rows, step_targets])
+            greedy_hits.append(logits.argmax(dim=-1)[logit_rows] == step_targets)
+        return ReadResults(
+            requests=requests[order],
+            logprobs=torch.cat(logprobs),
+            greedy_hits=torch.cat(greedy_hits),
+        )
 
     def _send(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Send an array to the device, without waiting for it."""
         if self.device.type == "cuda":
             return pinned(array).to(self.device, non_blocking=True)
         return torch.from_numpy(array)
 
 
-def read_size(config: Any, name: str, otherwise: int) -> int:
-    """Read a size from a config; the largest where it varies over layers."""
+def read_size(config: Any, setting_name: str, default: int) -> int:
+    """Return a size from a config, the largest if layers differ; ``default`` if the config does not have it."""
     try:
-        value = getattr(config, name, None)
-    except Exception:  # transformers refuses to name one where layers differ
-        value = [getattr(layer, name, None) for layer in config.per_layer_config]
+        value = getattr(config, setting_name, None)
+    except Exception:  # transformers raises where layers differ in the setting
+        value = [getattr(layer, setting_name, None) for layer in config.per_layer_config]
     if isinstance(value, list | tuple):
         value = max((entry for entry in value if isinstance(entry, int)), default=None)
     if isinstance(value, int) and value > 0:
         return value
-    return otherwise
+    return default
 
 
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities in at least float32, by the operation lm-eval uses, so that its rounding is shared."""
+    """Return log-probabilities in float32 at least, by the operation that lm-eval uses, so that both round alike."""
     return torch.log_softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def _find_tree_obstacle(body: Any, config: Any) -> str | None:
-    """Say why this model cannot take a mask and positions of our own, or None."""
+    """Return why this model cannot take a mask and positions of our own; None if it can."""
     layer_types = frozenset(getattr(config, "layer_types", None) or ())
     if layer_types - TREE_LAYERS:
         return f"it has layers of kind {', '.join(sorted(layer_types - TREE_LAYERS))}"
@@ -319,14 +345,14 @@ def _find_tree_obstacle(body: Any, config: Any) -> str | None:
 
 
 def find_windows(config: Any, longest: int) -> list[int]:
-    """Find the numbers of a config that may be a window shorter than ``longest``."""
+    """Return the numbers of a config that may be the length of a window shorter than ``longest``, sorted."""
     windows: set[int] = set()
 
     def search(entries: dict[Any, Any]) -> None:
-        for name, value in entries.items():
+        for setting_name, value in entries.items():
             if isinstance(value, dict):
                 search(value)
-            elif any(word in str(name) for word in WINDOW_WORDS):
+            elif any(word in str(setting_name) for word in WINDOW_WORDS):
                 values = value if isinstance(value, list | tuple) else [value]
                 windows.update(number for number in values if _is_window(number, longest))
 

@@ -8,15 +8,17 @@ applied to stretches of the long row; or, where they are of the commonest kind, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from potentia.engine.layers.adapter_bank import AdapterBank, AdapterSite
-from potentia.engine.layers.fused_layers import FusedLayers
+from potentia.engine.layers.adapter_bank import AdapterBank, AdapterSite, group_by_layer
+from potentia.engine.layers.fused_layers import FusedLayers, new_like
+from potentia.engine.layers.packed_experts import compute_experts, multiplies_without_host
 from potentia.engine.layers.recomputation import recomputed_activations, standard_attention
 from potentia.engine.layers.row_layout import (
     AdapterGroup,
@@ -25,7 +27,7 @@ from potentia.engine.layers.row_layout import (
     PackedInputs,
     PackedRun,
 )
-from potentia.engine.layers.row_mixers import find_mixer_modules, mixing_within_rows
+from potentia.engine.layers.row_mixers import Mixers, mixing_within_rows
 from potentia.engine.models.split_model import (
     Attend,
     AttentionSettings,
@@ -33,32 +35,41 @@ from potentia.engine.models.split_model import (
     attending,
     configs_of,
 )
-from potentia.engine.operations import operations, ready
+from potentia.engine.operations import compile_kernels, operations
 
 
 class PackedPass:
     """A model as static passes see it; ``blocks`` is None where its own layers run."""
 
-    def __init__(self, split: SplitModel, bank: AdapterBank, blocks: FusedLayers | None) -> None:
+    def __init__(
+        self, split: SplitModel, adapter_bank: AdapterBank, blocks: FusedLayers | None
+    ) -> None:
         self.split = split
-        self.bank = bank
+        self.bank = adapter_bank
         self.blocks = blocks
-        self.operations = operations(bank.device)
+        self.operations = operations(adapter_bank.device)
         # of the step under way, by slot
-        self.losses = torch.zeros(bank.slots + 1, device=bank.device)
-        self._groups: dict[int, AdapterGroup] = {}
-        for site in bank.sites:
-            if not site.experts:
-                self._groups[site.index] = AdapterGroup([(site, 0)], bank.lora.r, bank.device)
+        self.losses = torch.zeros(adapter_bank.slots + 1, device=adapter_bank.device)
+        self._groups: dict[str, AdapterGroup] = {}
+        for layer_name, sites in group_by_layer(adapter_bank.sites).items():
+            if not sites[0].experts:
+                self._groups[layer_name] = AdapterGroup.of_layer(
+                    sites, adapter_bank.lora.r, adapter_bank.device
+                )
         self._configs = configs_of(split.model)
-        self._mixer_modules = find_mixer_modules(split.model)
+        self._mixers = Mixers.of_model(split.model)
         # the operations that the first pass launches are compiled side by side before it
         self._is_compiled = False
 
     @property
-    def mixes_tokens(self) -> bool:
-        """Whether layers mix tokens in order: then a pass has to know its rows, and cannot be captured."""
-        return bool(self._mixer_modules)
+    def scans_tokens(self) -> bool:
+        """Whether layers scan tokens in order: then a pass has to know its rows."""
+        return self._mixers.has_scan
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a GPU can replay a pass: no layer scans tokens in order, and grouped products need no host."""
+        return not self.scans_tokens and multiplies_without_host(self.bank)
 
     def __call__(self, inputs: PackedInputs, *, recompute: bool = False) -> None:
         """Add a laid-out pass's gradients to the bank's and its losses to the slots'."""
@@ -71,27 +82,29 @@ class PackedPass:
         lora = self.bank.lora
         head_widths = []
         if self.blocks is not None:
-            head_widths = [self.blocks.blocks[0].head_width]
-        kind = f"{self.bank.work.dtype}-{head_widths}-{lora.r}-{lora.dropout > 0}"
-        ready(self.operations, kind, lambda: self._run(inputs, recompute=False))
-        self.losses.zero_()  # what kernels leave unwritten is anything
+            head_widths = sorted({block.head_width for block in self.blocks.blocks})
+        kernel_kind = f"{self.bank.work.dtype}-{head_widths}-{lora.r}-{lora.dropout > 0}"
+        compile_kernels(self.operations, kernel_kind, lambda: self._run(inputs, recompute=False))
+        # what kernels left unwritten is anything, and experts added it up; a step's first pass finds zeros
+        self.losses.zero_()
+        self.bank.grads.zero_()
         self._is_compiled = True
 
     def _run(self, inputs: PackedInputs, *, recompute: bool) -> None:
-        run = self._make_run(inputs)
+        packed_run = self._make_run(inputs)
         with (
             standard_attention(self.bank.device),
             # in this thread, whose streams and handles are known: another would have to be woken for every pass
             torch.autograd.set_multithreading_enabled(False),
             # also where the layers' own attention is not called: the model makes no mask of tokens × tokens for it
-            attending(self._configs, attend_within_rows(run)),
-            self._layers_active(run),
-            mixing_within_rows(self._mixer_modules, inputs.rows),
+            attending(self._configs, attend_within_rows(packed_run)),
+            self._layers_active(packed_run),
+            mixing_within_rows(self._mixers, packed_run),
             recomputed_activations(self.split.model, recompute),
         ):
-            ids = inputs.ids.long().unsqueeze(0)
+            token_ids = inputs.ids.long().unsqueeze(0)
             places = inputs.places.long().unsqueeze(0)
-            hidden = self.split.hidden(ids, places)
+            hidden = self.split.hidden(token_ids, places)
             losses = self.split.backward(
                 hidden, inputs.positions.long(), inputs.targets, inputs.weights
             )
@@ -108,29 +121,35 @@ class PackedPass:
             picked = LossTokens.of(inputs, route)
         return PackedRun(self.operations, inputs, route, picked)
 
-    def _layers_active(self, run: PackedRun) -> Any:
+    def _layers_active(self, packed_run: PackedRun) -> Any:
         """Return the context in which the layers compute: in the fused form, or their own."""
+        contexts = ExitStack()
+        contexts.enter_context(self._adapting_stretches(packed_run))
         if self.blocks is not None:
-            return self.blocks.active(run)
-        return self._adapting_stretches(run)
+            contexts.enter_context(self.blocks.active(packed_run))
+        return contexts
 
     @contextmanager
-    def _adapting_stretches(self, run: PackedRun) -> Iterator[None]:
-        """Let adapted layers treat their input as the long row's stretches."""
+    def _adapting_stretches(self, packed_run: PackedRun) -> Iterator[None]:
+        """Let adapted layers, also those beside fused ones, treat their input as the long row's stretches."""
         routing = self.bank.routing
 
-        def multiply(x: Tensor, site: AdapterSite, weight: Tensor, bias: Tensor | None) -> Tensor:
+        def multiply(
+            x: Tensor, sites: Sequence[AdapterSite], weight: Tensor, bias: Tensor | None
+        ) -> Tensor:
             flat = x.reshape(-1, x.shape[-1])
             y: Tensor = _PackedLinear.apply(  # type: ignore[no-untyped-call]
-                flat, self.bank.anchor, weight, bias, self._groups[site.index], run
+                flat, self.bank.anchor, weight, bias, self._groups[sites[0].name], packed_run
             )
             return y.view(*x.shape[:-1], y.shape[-1])
 
         routing.packed_linear = multiply
+        routing.packed_experts = functools.partial(compute_experts, packed_run)
         try:
             yield
         finally:
             routing.packed_linear = None
+            routing.packed_experts = None
 
 
 class _PackedLinear(torch.autograd.Function):
@@ -144,25 +163,36 @@ class _PackedLinear(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         group: AdapterGroup,
-        run: PackedRun,
+        packed_run: PackedRun,
     ) -> Tensor:
         y = x @ weight if bias is None else torch.addmm(bias, x, weight)
-        inner = run.operations.add_adapter_outputs(x, y, group, run.route)
+        if group.output_order is None:
+            inner = packed_run.operations.add_adapter_outputs(x, y, group, packed_run.route)
+        else:
+            share = torch.zeros_like(y)
+            inner = packed_run.operations.add_adapter_outputs(x, share, group, packed_run.route)
+            y += share.index_select(1, group.output_order)
         ctx.save_for_backward(x, inner)
-        ctx.held = weight, group, run
+        ctx.held = weight, group, packed_run
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, inner = ctx.saved_tensors
-        weight, group, run = ctx.held
+        weight, group, packed_run = ctx.held
         output_gradient = gradients[0].contiguous()
         input_gradient = output_gradient @ weight.t() if ctx.needs_input_grad[0] else None
-        do = run.operations
-        inner_gradient = do.backpropagate_adapters(
-            output_gradient, input_gradient, group, run.route
+        operations = packed_run.operations
+        share_gradient = output_gradient
+        if group.output_order is not None:
+            share_gradient = torch.empty_like(output_gradient)
+            share_gradient.index_copy_(1, group.output_order, output_gradient)
+        inner_gradient = operations.backpropagate_adapters(
+            share_gradient, input_gradient, group, packed_run.route
         )
-        do.sum_adapter_gradients(x, output_gradient, inner, inner_gradient, group, run.route)
+        operations.sum_adapter_gradients(
+            x, share_gradient, inner, inner_gradient, group, packed_run.route
+        )
         return input_gradient, None, None, None, None, None
 
 
@@ -175,31 +205,31 @@ class _PackedAttention(torch.autograd.Function):
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
-        run: PackedRun,
+        packed_run: PackedRun,
         settings: AttentionSettings,
     ) -> Tensor:
-        attended, log_sums = run.operations.attend(
-            queries, keys, values, run.inputs, settings.scale, settings.window
+        attended, log_sums = packed_run.operations.attend(
+            queries, keys, values, packed_run.inputs, settings.scale, settings.window
         )
         if settings.sinks is not None:
             attended, log_sums = _join_sinks(attended, log_sums, settings.sinks)
         ctx.save_for_backward(queries, keys, values, attended, log_sums)
-        ctx.held = run, settings
+        ctx.held = packed_run, settings
         return attended
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, attended, log_sums = ctx.saved_tensors
-        run, settings = ctx.held
-        into = (_new_like(queries), _new_like(keys), _new_like(values))
-        run.operations.attend_back(
+        packed_run, settings = ctx.held
+        into = (new_like(queries), new_like(keys), new_like(values))
+        packed_run.operations.attend_back(
             gradients[0].contiguous(),
             queries,
             keys,
             values,
             attended,
             log_sums,
-            run.inputs,
+            packed_run.inputs,
             settings.scale,
             settings.window,
             into,
@@ -214,20 +244,22 @@ def _join_sinks(attended: Tensor, log_sums: Tensor, sinks: Tensor) -> tuple[Tens
     return (attended * left_for_tokens).to(attended.dtype), with_sinks
 
 
-def _new_like(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor of the same shape, whatever its strides."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-
-
-def attend_within_rows(run: PackedRun) -> Attend:
+def attend_within_rows(packed_run: PackedRun) -> Attend:
     """Return attention within the rows of a pass, as ``attending`` takes it."""
 
     def attend(
         queries: Tensor, keys: Tensor, values: Tensor, settings: AttentionSettings
     ) -> Tensor:
+        key_width, value_width = keys.shape[-1], values.shape[-1]
+        # kernels take heads of one width: compressed attention (DeepSeek, GLM, Kimi) has narrower values
+        is_narrower = value_width < key_width
+        if is_narrower:
+            values = nn.functional.pad(values, (0, key_width - value_width))
         attended: Tensor = _PackedAttention.apply(  # type: ignore[no-untyped-call]
-            _flatten_row(queries), _flatten_row(keys), _flatten_row(values), run, settings
+            _flatten_row(queries), _flatten_row(keys), _flatten_row(values), packed_run, settings
         )
+        if is_narrower:
+            attended = attended[..., :value_width]
         return attended.unsqueeze(0)
 
     return attend

@@ -1,9 +1,12 @@
-"""Rows that share beginnings: sequences to score are packed into prefix trees, one tree or several in a row.
+"""Prefix trees: sequences to score are packed into rows so that what several begin with is computed once.
 
-A row holds its trees in preorder. A node is a token; its ancestors are what it may look at; ``ends[j]`` is one past the
-last node of j's subtree, so that node i sees node j exactly when j <= i < ends[j]. The choices of a question are
-branches of one stem, single-token choices are no branches at all, a few-shot prompt is a stem for many questions,
-and unrelated questions stand side by side in a row without seeing each other.
+A row holds one tree or several, as tokens in preorder. A token is a node, and may attend to itself and its ancestors
+alone. ``subtree_ends[j]`` is one past the last node of j's subtree, so that node i sees node j exactly when
+j <= i < subtree_ends[j]. The choices of a question are branches of one stem, single-token choices are no branches at
+all, a few-shot prompt is a stem for many questions, and unrelated questions stand side by side without seeing each
+other.
+
+:func:`pack_sequences` makes the rows, :func:`group_rows` the batches that go through the model together.
 """
 
 from __future__ import annotations
@@ -15,44 +18,47 @@ from operator import attrgetter
 
 from potentia.engine.models.tokenization import count_common_prefix
 
-OVERHANG = 4  # branches of a stem that is already in a row may exceed the row's length by a quarter
-NO_OWNER = -2  # of a row that is still empty; -1 is the bare model
+BRANCH_ALLOWANCE = 0.25  # a row may grow beyond its limit by this share, for branches of a stem that is already in it
+NO_OWNER = -2  # of a row that has no sequence yet; owner -1 is the model without an adapter
 
 
 @dataclass(slots=True)
 class ScoredSequence:
-    """One sequence to score: its last ``scored`` tokens are predicted, and the last of all is never fed in."""
+    """One sequence to score: its last ``scored`` tokens are predicted, from at least one token before them.
+
+    The very last token is a prediction's target only, and never fed to the model.
+    """
 
     index: int  # of the request that it belongs to
     ids: list[int]
     scored: int
-    owner: int = -1  # the adapter that it is scored with
+    owner: int = -1  # the slot of the adapter that it is scored with; -1 for none
 
 
 @dataclass(slots=True)
 class PrefixTreeRow:
-    """Tokens in preorder, their depths (positions), the ends of their subtrees, and who reads a prediction where."""
+    """One row: the tokens of its trees in preorder, and at which nodes each sequence reads its predictions."""
 
-    owner: int
+    owner: int  # of all its sequences
     tokens: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)  # the tokens' positions in their sequences
+    subtree_ends: list[int] = field(default_factory=list)  # one past each node's last descendant
     reads: list[tuple[ScoredSequence, list[int]]] = field(default_factory=list)
-    has_branches: bool = False
+    needs_mask: bool = False  # whether some token must not see all that precede it in the row
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def end_subtrees(self, nodes: Sequence[int]) -> None:
-        """Note that the subtrees of these nodes end with what the row holds now."""
+        """Record that the subtrees of these nodes end with the last token of the row so far."""
         for node in nodes:
-            self.ends[node] = len(self.tokens)
+            self.subtree_ends[node] = len(self.tokens)
 
     def append_tokens(self, tokens: Sequence[int], first_depth: int) -> None:
-        """Append tokens of which each is the child of the one before it."""
+        """Append a chain of tokens: each is the child of the one before it."""
         self.tokens += tokens
         self.depths += range(first_depth, first_depth + len(tokens))
-        self.ends += [0] * len(tokens)
+        self.subtree_ends += [0] * len(tokens)
 
 
 def pack_sequences(
@@ -63,19 +69,19 @@ def pack_sequences(
     longest_shared: int | None = None,
     max_tokens: int | None = None,
 ) -> list[PrefixTreeRow]:
-    """Pack sequences into rows of about ``row_tokens`` tokens.
+    """Pack sequences into rows of about ``row_tokens`` tokens, each row with sequences of one owner.
 
-    Without ``share``, and for sequences longer than ``longest_shared``, a row holds a single sequence (and its
-    duplicates), so that it needs no mask of its own. Rows that are shared hold ``most`` tokens at most. A row never
-    mixes owners.
+    Without ``share``, and for sequences of more than ``longest_shared`` tokens, a row holds one sequence, its
+    duplicates and sequences that are a beginning of it: such rows need no mask. No shared row grows beyond
+    ``max_tokens``; a sequence that is longer by itself still gets a row.
     """
-    longest = sys.maxsize
+    longest_to_share = sys.maxsize
     if share and longest_shared is not None:
-        longest = longest_shared
+        longest_to_share = longest_shared
     most_tokens = sys.maxsize if max_tokens is None else max_tokens
     shared_row_tokens = row_tokens if share else 0
-    short = [sequence for sequence in sequences if len(sequence.ids) <= longest]
-    long = [sequence for sequence in sequences if len(sequence.ids) > longest]
+    short = [sequence for sequence in sequences if len(sequence.ids) <= longest_to_share]
+    long = [sequence for sequence in sequences if len(sequence.ids) > longest_to_share]
     rows = _grow_rows(short, shared_row_tokens, most_tokens)
     return rows + _grow_rows(long, 0, most_tokens)
 
@@ -89,22 +95,22 @@ def _grow_rows(
     """
     rows: list[PrefixTreeRow] = []
     row = PrefixTreeRow(NO_OWNER)
-    path: list[int] = []  # nodes from the root to the last one
+    path: list[int] = []  # the nodes of the last sequence, from its first token to its last
     path_tokens: list[int] = []
     for sequence in sorted(sequences, key=attrgetter("owner", "ids")):
         inputs = sequence.ids[:-1]
         shared = 0
-        fits = row.owner == sequence.owner
-        if fits:
+        may_join = row.owner == sequence.owner
+        if may_join:
             shared = count_common_prefix(path_tokens, inputs)
         new_tokens = len(inputs) - shared
-        if fits and new_tokens:
+        if may_join and new_tokens:
             if row_tokens:
-                limit = _row_limit(row_tokens, shared, len(inputs))
-                fits = len(row) + new_tokens <= min(limit, most_tokens)
+                limit = _limit_row_length(row_tokens, shared, len(inputs))
+                may_join = len(row) + new_tokens <= min(limit, most_tokens)
             else:
-                fits = shared == len(path) == len(row)  # a longer copy of the only sequence
-        if fits:
+                may_join = shared == len(path) == len(row)  # it continues the row's only sequence
+        if may_join:
             row.end_subtrees(path[shared:])
         else:
             row.end_subtrees(path)
@@ -116,39 +122,45 @@ def _grow_rows(
         del path[shared:]
         if new_tokens:
             first_new = len(row)
-            follows_last = bool(path) and path[-1] == first_new - 1
-            row.has_branches |= first_new > 0 and not follows_last
+            continues_last_node = bool(path) and path[-1] == first_new - 1
+            row.needs_mask |= first_new > 0 and not continues_last_node
             row.append_tokens(inputs[shared:], shared)
             path += range(first_new, first_new + new_tokens)
         path_tokens = inputs
+        assert sequence.scored <= len(path), "nothing predicts the first token of a sequence"
         row.reads.append((sequence, path[len(path) - sequence.scored :]))
     row.end_subtrees(path)
     return rows
 
 
-def _row_limit(row_tokens: int, shared: int, length: int) -> int:
-    """Return how long a row may become by a sequence of which so many tokens are in it."""
+def _limit_row_length(row_tokens: int, shared: int, length: int) -> int:
+    """Return how long a row may become with a sequence of ``length`` tokens, ``shared`` of which it already has.
+
+    That is ``row_tokens``, unless the row already has more than half of the sequence: a new row would compute that part
+    again, so this one may grow to two such sequences (or ``row_tokens``, if that is more) and a quarter beyond.
+    """
     if shared <= length - shared:
         return row_tokens
     limit = max(row_tokens, 2 * length)
-    return limit + limit // OVERHANG
+    return limit + int(BRANCH_ALLOWANCE * limit)
 
 
 def group_rows(
     rows: Sequence[PrefixTreeRow], budget: int, mask_cells: int
 ) -> Iterator[list[PrefixTreeRow]]:
-    """Group rows of similar length so that rows × longest stays within ``budget`` tokens; longest first.
+    """Group rows of similar length into batches, longest first: each stays within ``budget`` tokens, padding included.
 
-    ``mask_cells`` bounds rows × longest² of groups that need a mask; they never mix with rows that need none.
+    Rows that need a mask and rows that need none never mix. ``mask_cells`` bounds rows × longest², the size of a
+    batch's mask. A row that exceeds a bound by itself is a batch of its own.
     """
-    for masked in (True, False):
-        alike = [row for row in rows if row.has_branches is masked]
-        queue = sorted(alike, key=len, reverse=True)
+    for needs_mask in (True, False):
+        rows_alike = [row for row in rows if row.needs_mask is needs_mask]
+        longest_first = sorted(rows_alike, key=len, reverse=True)
         start = 0
-        while start < len(queue):
-            longest = max(len(queue[start]), 1)
+        while start < len(longest_first):
+            longest = max(len(longest_first[start]), 1)
             count = max(1, budget // longest)
-            if masked:
+            if needs_mask:
                 count = max(1, min(count, mask_cells // longest**2))
-            yield queue[start : start + count]
+            yield longest_first[start : start + count]
             start += count

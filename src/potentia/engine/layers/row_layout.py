@@ -8,6 +8,7 @@ keys) is data in one buffer of 32-bit numbers, sent in one transfer. Each lane b
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from potentia.engine.lane_spec import TrainingRow
 from potentia.engine.layers.adapter_bank import AdapterBank, AdapterSite
-from potentia.engine.layers.row_mixers import RowGroups, group_rows
+from potentia.engine.layers.lane_layers import find_output_order
+from potentia.engine.layers.row_mixers import RowsByLength, group_rows
 from potentia.engine.operations import TILE, Operations, tile
 from potentia.engine.operations.dropout import keys_within, layer_mix, row_keys
 
@@ -42,11 +44,20 @@ class LaneRoute:
 
 
 class AdapterGroup:
-    """The adapted layers that read the same input and write side by side into the same output."""
+    """The adapted layers that read the same input and write side by side into the same output.
+
+    Where one layer holds several projections whose outputs do not lie side by side, ``output_order`` says where each of
+    its outputs lies among them.
+    """
 
     def __init__(
-        self, sites: Sequence[tuple[AdapterSite, int]], rank: int, device: torch.device
+        self,
+        sites: Sequence[tuple[AdapterSite, int]],
+        rank: int,
+        device: torch.device,
+        output_order: Tensor | None = None,
     ) -> None:
+        self.output_order = output_order
         self.sites = tuple(site for site, _ in sites)
         self.columns = tuple(column for _, column in sites)
         self.widest = max(site.fan_out for site in self.sites)
@@ -61,14 +72,22 @@ class AdapterGroup:
             for site, column in sites
         ]
         self.table = torch.tensor(rows, dtype=torch.int64, device=device)  # (S, 5)
-        self.align = math.gcd(
-            16, *(number for row in rows for number in row[:4])
-        )  # of all places and widths
+        places_and_widths = itertools.chain.from_iterable(row[:4] for row in rows)
+        self.align = math.gcd(16, *places_and_widths)
+
+    @classmethod
+    def of_layer(
+        cls, sites: Sequence[AdapterSite], rank: int, device: torch.device
+    ) -> AdapterGroup:
+        """Return the group of one layer's projections."""
+        group_ends = itertools.accumulate((site.fan_out for site in sites), initial=0)
+        placed = list(zip(sites, group_ends, strict=False))
+        return cls(placed, rank, device, find_output_order(sites, device))
 
     def parts(self) -> Iterator[tuple[AdapterSite, slice]]:
         """Each site with its columns of the output."""
-        for site, column in zip(self.sites, self.columns, strict=True):
-            yield site, slice(column, column + site.fan_out)
+        for adapter_site, column in zip(self.sites, self.columns, strict=True):
+            yield adapter_site, slice(column, column + adapter_site.fan_out)
 
 
 Ints32 = npt.NDArray[np.int32]
@@ -87,17 +106,17 @@ class Bucket:
     def holding(
         cls, tokens: int, targets: int, slots: int, *, coarse: bool, grain: int = GRAIN
     ) -> Bucket:
-        """Return the least bucket; with ``few``, of a ladder with 16 steps between a size and its double.
+        """Return the least bucket; with ``coarse``, of a ladder with 16 steps between a size and its double.
 
         Sizes are multiples of ``grain`` then, and targets come in fewer sizes: their number goes with the tokens. One
         token and one target more than asked for are always there, for the filling to point at.
         """
         if not coarse:
             return cls(_least(tokens + 1, GRAIN), _least(targets + 1, 64), slots)
-        size = _least(tokens + 1, max(grain, _eighth(tokens + 1) // 2))
+        capacity = _least(tokens + 1, max(grain, _eighth(tokens + 1) // 2))
         return cls(
-            size,
-            _least(targets + 1, max(_eighth(targets + 1), min(512, _least(size // 16, 64)))),
+            capacity,
+            _least(targets + 1, max(_eighth(targets + 1), min(512, _least(capacity // 16, 64)))),
             slots,
         )
 
@@ -165,11 +184,11 @@ class PackedRows:
         filling = self._filling(bucket)
         buffer = np.empty(bucket.size, np.int32)
         begin = 0
-        for name, length in bucket.fields.items():
-            end = begin + len(fields[name])
-            buffer[begin:end] = fields[name]
+        for field_name, length in bucket.fields.items():
+            end = begin + len(fields[field_name])
+            buffer[begin:end] = fields[field_name]
             begin += length
-            buffer[end:begin] = filling.get(name, 0)
+            buffer[end:begin] = filling.get(field_name, 0)
         return buffer
 
     def _fields(self, bucket: Bucket) -> dict[str, Any]:
@@ -269,15 +288,15 @@ def lay_out_rows(rows: Sequence[TrainingRow]) -> PackedRows:
         spread_values[positions] = values
         return spread_values
 
-    ids = np.concatenate([row.ids for row in rows])
+    token_ids = np.concatenate([row.ids for row in rows])
     is_target = places >= first_targets[row_of_token]
     row_of_target = row_of_token[is_target]
     spans: dict[int, tuple[int, int]] = {}
-    for row, start, size in zip(first_rows, lane_starts, lane_tokens, strict=False):
-        spans[int(slots[row])] = int(start), int(start + size)
+    for row, start, token_count in zip(first_rows, lane_starts, lane_tokens, strict=False):
+        spans[int(slots[row])] = int(start), int(start + token_count)
     alone = np.arange(total)
     return PackedRows(
-        ids=spread(ids),
+        ids=spread(token_ids),
         places=spread(places),
         keys=spread(keys_within(dropout_keys[row_of_token], places)),
         first=spread(row_starts[row_of_token], alone),
@@ -286,7 +305,7 @@ def lay_out_rows(rows: Sequence[TrainingRow]) -> PackedRows:
         spans=spans,
         ends=lane_starts[1:],
         positions=(positions[is_target] - 1).astype(np.int32),
-        targets=ids[is_target].astype(np.int32),
+        targets=token_ids[is_target].astype(np.int32),
         target_owners=slots[row_of_target].astype(np.int32),
         weights=weights[row_of_target],
         row_starts=row_starts,
@@ -316,8 +335,8 @@ class PackedInputs:
     picked_spans: Tensor
     tiles: Tensor  # (tiles, 2)
     picked_tiles: Tensor
-    # for layers that mix tokens in order; not in the buffer
-    rows: RowGroups | None = field(default=None, init=False)
+    # for layers that scan tokens in order; not in the buffer
+    rows: RowsByLength | None = field(default=None, init=False)
 
     @classmethod
     def on(cls, device: torch.device, bucket: Bucket) -> PackedInputs:
@@ -325,15 +344,15 @@ class PackedInputs:
         buffer = torch.zeros(bucket.size, dtype=torch.int32, device=device)
         parts = torch.split(buffer, list(bucket.fields.values()))
         views = dict(zip(bucket.fields, parts, strict=True))
-        for name in ("tiles", "picked_tiles"):
-            views[name] = views[name].view(-1, 2)
-        for name in ("spans", "picked_spans"):
-            views[name] = views[name].view(-1, 3)
+        for field_name in ("tiles", "picked_tiles"):
+            views[field_name] = views[field_name].view(-1, 2)
+        for field_name in ("spans", "picked_spans"):
+            views[field_name] = views[field_name].view(-1, 3)
         views["weights"] = views["weights"].view(torch.float32)
         return cls(bucket=bucket, buffer=buffer, **views)
 
     def group_rows_of(self, packed: PackedRows) -> None:
-        """Note which rows these are, for layers that mix their tokens in order."""
+        """Note which rows these are, for layers that scan their tokens in order."""
         self.rows = group_rows(
             packed.row_starts, packed.row_lengths, self.bucket.tokens, self.buffer.device
         )

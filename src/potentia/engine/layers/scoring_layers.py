@@ -21,7 +21,7 @@ from potentia.engine.layers.layer_parts import FusedLayer, NormPlace, Projection
 from potentia.engine.layers.row_layout import STRETCH, LaneRoute
 from potentia.engine.models.device_layout import find_blocks, is_spread
 from potentia.engine.models.split_model import computing
-from potentia.engine.operations import TILE, compared_kernels, operations, ready
+from potentia.engine.operations import TILE, compared_kernels, compile_kernels, operations
 from potentia.errors import ModelError
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines of the tokens' positions
@@ -62,11 +62,11 @@ class FusedScoringLayers:
 
     def _find_route(self, length: int) -> LaneRoute | None:
         """Return whose adapters the rows of a pass go through; None where they go through none."""
-        bank = bank_on(self.model)
-        if bank is None or bank.routing.owners is None:
+        adapter_bank = bank_on(self.model)
+        if adapter_bank is None or adapter_bank.routing.owners is None:
             return None
-        self.blocks.note_adapters(bank)
-        row_owners = bank.routing.owners
+        self.blocks.note_adapters(adapter_bank)
+        row_owners = adapter_bank.routing.owners
         rows = row_owners.shape[0]
         device = row_owners.device
         owners = row_owners.to(torch.int32).repeat_interleave(length // STRETCH)
@@ -75,7 +75,7 @@ class FusedScoringLayers:
         tile_starts = row_ends - length + tile_offsets
         tiles = torch.stack([tile_starts, row_ends.expand_as(tile_starts)], dim=2).view(-1, 2)
         no_spans = owners  # spans are for gradients
-        return LaneRoute(bank, owners, no_spans, keys=None, tiles=tiles)
+        return LaneRoute(adapter_bank, owners, no_spans, keys=None, tiles=tiles)
 
     @contextmanager
     def compared(self) -> Iterator[None]:
@@ -89,7 +89,7 @@ class FusedScoringLayers:
         finally:
             self.operations = own_operations
         if compared is not None:
-            compared.judge()
+            compared.check_distances()
 
     @property
     def is_unaltered(self) -> bool:
@@ -118,36 +118,50 @@ class _FusedScoringForward:
     def __call__(
         self,
         hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        *_: Any,
+        *arguments: Any,
         position_embeddings: Angles,
-        **__: Any,
+        **options: Any,
     ) -> Tensor:
+        all_arguments = (hidden_states, *arguments)
+        attention_mask = self.block.read_argument("attention_mask", all_arguments, options)
+        per_layer_input = self.block.read_argument("per_layer_input", all_arguments, options)
+        shared_by_kind = self.block.read_argument("shared_kv_states", all_arguments, options)
         has_adapters = self.layers.route is not None
         if has_adapters not in self.layers.compiled:
             self.layers.compiled.add(has_adapters)
-            kind = f"scoring-{hidden_states.dtype}-{self.block.head_width}-{has_adapters}"
-            ready(
+            kernel_kind = f"scoring-{hidden_states.dtype}-{self.block.head_width}-{has_adapters}"
+            compile_kernels(
                 self.layers.operations,
-                kind,
-                lambda: self._compute(hidden_states, attention_mask, position_embeddings),
+                kernel_kind,
+                lambda: self._compute(
+                    hidden_states, attention_mask, position_embeddings, shared_by_kind
+                ),
             )
-        return self._compute(hidden_states, attention_mask, position_embeddings)
+        output = self._compute(hidden_states, attention_mask, position_embeddings, shared_by_kind)
+        return self.block.finish(output, per_layer_input)
 
     def _compute(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, angles: Angles
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        angles: Angles,
+        shared_by_kind: Any,
     ) -> Tensor:
         block = self.block
-        do = self.layers.operations
+        operations = self.layers.operations
         rows, length, width = hidden_states.shape
         hidden = hidden_states.reshape(-1, width)
-        attention_input, _ = block.norm_input(do, hidden)
+        attention_input, _ = block.norm_input(operations, hidden)
         qkv = self._multiply(ProjectionGroup.QUERIES_KEYS_VALUES, attention_input)
-        turned, _ = block.norm_heads(do, qkv)
+        turned, _ = block.norm_heads(operations, qkv)
         cos, sin = self.layers.flat_angles(angles, rows)
-        block.rotate(do, turned, cos, sin)
+        block.rotate(operations, turned, cos, sin)
+        shared = shared_by_kind[block.shared_kind] if block.reads_shared_keys else None
+        parts = block.split_heads(turned, qkv, shared)
+        if block.makes_shared_keys:
+            shared_by_kind[block.shared_kind] = parts[1:]
         heads: list[Tensor] = []
-        for part in block.split_heads(turned, qkv):
+        for part in parts:
             heads.append(part.view(rows, length, -1, block.head_width).transpose(1, 2))
         queries, keys, values = heads
         # Imported here: it loads torch._dynamo and Triton, which nothing else needs.
@@ -164,13 +178,15 @@ class _FusedScoringForward:
         )
         answers = attended.reshape(hidden.shape[0], -1)
         branch = self._multiply(ProjectionGroup.ATTENTION_OUTPUT, answers)
-        normed_branch, _ = block.norm_branch(do, NormPlace.AFTER_ATTENTION, branch)
-        middle, gates_input, _ = block.add_branch(do, hidden, normed_branch)
-        gated = do.gate(self._multiply(ProjectionGroup.GATES, gates_input), block.opens_by_gelu)
-        if NormPlace.AFTER_GATES not in block.gains:
+        normed_branch, _ = block.norm_branch(operations, NormPlace.AFTER_ATTENTION, branch)
+        middle, gates_input, _ = block.add_branch(operations, hidden, normed_branch)
+        gated = operations.gate(
+            self._multiply(ProjectionGroup.GATES, gates_input), block.opens_by_gelu
+        )
+        if NormPlace.AFTER_FEED_FORWARD not in block.gains:
             return self._multiply(ProjectionGroup.DOWN, gated, onto=middle).view_as(hidden_states)
         down_branch = self._multiply(ProjectionGroup.DOWN, gated)
-        normed_down, _ = block.norm_branch(do, NormPlace.AFTER_GATES, down_branch)
+        normed_down, _ = block.norm_branch(operations, NormPlace.AFTER_FEED_FORWARD, down_branch)
         return normed_down.add_(middle).view_as(hidden_states)
 
     def _multiply(self, group: ProjectionGroup, x: Tensor, *, onto: Tensor | None = None) -> Tensor:

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError
 from potentia.files import MISSING_WEIGHTS, is_allowed, read_json
+from potentia.values.engine_records import LoadedWeights, LoadRecord
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from potentia.engine.models.tokenization import Ids
 
@@ -60,15 +61,15 @@ def check_predictions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     import torch
 
     check_known_words(tokenizer)
-    ids = _probe_ids(model, tokenizer)
-    kept_length = len(ids) // 2
-    changed_ids = [*ids[:kept_length], *([ids[0]] * (len(ids) - kept_length))]
+    token_ids = _probe_ids(model, tokenizer)
+    kept_length = len(token_ids) // 2
+    changed_ids = [*token_ids[:kept_length], *([token_ids[0]] * (len(token_ids) - kept_length))]
     weight = next(model.parameters())
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            logits = _read_logits(model, ids)
+            logits = _read_logits(model, token_ids)
             changed_logits = _read_logits(model, changed_ids)
     finally:
         model.train(was_training)
@@ -81,7 +82,7 @@ def check_predictions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
             "the model gives the same probability to every token: its predictions say nothing",
             hint="its weights may be damaged, all zero, or too large for this dtype: try dtype: float32",
         )
-    if ids != changed_ids and _largest_difference(logits[-1], changed_logits[-1]) <= rounding:
+    if token_ids != changed_ids and _largest_difference(logits[-1], changed_logits[-1]) <= rounding:
         raise ModelError(
             "the model's predictions do not depend on the text: they are the same after two sentences",
             hint="its weights may be damaged, or too large for this dtype: try dtype: float32",
@@ -99,20 +100,20 @@ def check_predictions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 
 def _probe_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Ids:
     """Return the tokens of a plain sentence, or made-up ones where the tokenizer has few for it."""
-    ids: Ids = list(tokenizer(TEXT)["input_ids"])[:PROBE_TOKENS]
-    if len(ids) >= FEWEST_PROBE_TOKENS:
-        return ids
+    token_ids: Ids = list(tokenizer(TEXT)["input_ids"])[:PROBE_TOKENS]
+    if len(token_ids) >= FEWEST_PROBE_TOKENS:
+        return token_ids
     embedding: Tensor = model.get_input_embeddings().get_parameter("weight")
     vocabulary_size = embedding.shape[0]
     return [token % vocabulary_size for token in range(PROBE_TOKENS)]
 
 
-def _read_logits(model: PreTrainedModel, ids: Ids) -> Tensor:
+def _read_logits(model: PreTrainedModel, token_ids: Ids) -> Tensor:
     """Return the logits after every token of a text, in float32."""
     import torch
 
     device = next(model.parameters()).device
-    output = model(input_ids=torch.tensor([ids], device=device), use_cache=False)
+    output = model(input_ids=torch.tensor([token_ids], device=device), use_cache=False)
     logits: Tensor = output.logits[0].float()
     return logits
 
@@ -147,12 +148,12 @@ def check_known_words(tokenizer: PreTrainedTokenizerBase) -> None:
     own_ids = [token for token in sorted(vocabulary_ids) if token not in special_ids]
     own_words = [str(tokenizer.decode([token])) for token in own_ids[:OWN_WORDS]]
     for text in (*PLAIN_TEXTS, *own_words):
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        if any(token != unknown_id for token in ids):
+        token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if any(token != unknown_id for token in token_ids):
             return
     raise ModelError(
         "the model's tokenizer knows no word: every text becomes unknown tokens",
-        hint="its tokenizer files may be another model's, or damaged: mend tokenizer.json",
+        hint="its tokenizer files may be another model's, or damaged: repair tokenizer.json",
     )
 
 
@@ -165,22 +166,22 @@ def unknown_words_error(unknown_tokens: int, tokens: int) -> ModelError:
     )
 
 
-def check_loaded_weights(source: str, info: dict[str, Any]) -> dict[str, Any]:
-    """Refuse weights that do not fit the model, or, where that was allowed, return what did not fit.
+def check_loaded_weights(source: str, loading_info: dict[str, Any]) -> LoadRecord:
+    """Refuse weights that do not fit the model, or, where that was allowed, record what did not fit.
 
-    ``info`` is transformers' loading info, which leaves out tied heads and what the architecture says is derived.
+    ``loading_info`` is what transformers says of it, without tied heads and what the architecture says is derived.
     """
     misfits = {
-        "missing": _list_harmful(info["missing_keys"]),
-        "unexpected": _list_harmful(info["unexpected_keys"]),
+        "missing": _list_harmful(loading_info["missing_keys"]),
+        "unexpected": _list_harmful(loading_info["unexpected_keys"]),
         "mismatched": sorted(
-            f"{name} {tuple(file_shape)} for {tuple(model_shape)}"
-            for name, file_shape, model_shape in info["mismatched_keys"]
+            f"{parameter_name} {tuple(file_shape)} for {tuple(model_shape)}"
+            for parameter_name, file_shape, model_shape in loading_info["mismatched_keys"]
         ),
     }
     names_by_kind = {kind: names for kind, names in misfits.items() if names}
     if not names_by_kind:
-        return {"weights": "all in place"}
+        return LoadRecord(weights=LoadedWeights.IN_PLACE)
     if not is_allowed(MISSING_WEIGHTS):
         parts = [
             f"{len(names)} {kind} ({_format_names(names)})" for kind, names in names_by_kind.items()
@@ -192,20 +193,18 @@ def check_loaded_weights(source: str, info: dict[str, Any]) -> dict[str, Any]:
         )
         raise ModelError(
             f"the weights of {source} do not fit its config: {', '.join(parts)}; {cause}",
-            hint="mend its files; or, to score it with what is missing filled at random, --allow missing-weights",
+            hint="repair its files; or, to score it with what is missing filled at random, --allow missing-weights",
         )
-    counts = {kind: len(names) for kind, names in names_by_kind.items()}
-    recorded_names = {kind: names[:RECORDED] for kind, names in names_by_kind.items()}
-    return {
-        "weights": "allowed by --allow missing-weights",
-        **counts,
-        "tensors": recorded_names,
-    }
+    return LoadRecord(
+        weights=LoadedWeights.PARTLY_RANDOM,
+        misfits={kind: len(names) for kind, names in names_by_kind.items()},
+        misfit_names={kind: tuple(names[:RECORDED]) for kind, names in names_by_kind.items()},
+    )
 
 
 def _list_harmful(names: Iterable[str]) -> list[str]:
     """Return the sorted names of tensors that matter to a score."""
-    return sorted(name for name in names if not HARMLESS.search(name))
+    return sorted(parameter_name for parameter_name in names if not HARMLESS.search(parameter_name))
 
 
 def _format_names(names: Sequence[str]) -> str:
@@ -247,7 +246,7 @@ def _explain_prefix(model_name: str, file_name: str) -> str | None:
     return None
 
 
-def refuse_encoder_decoder(config: Any) -> None:
+def refuse_encoder_decoder(config: PreTrainedConfig) -> None:
     """Refuse a model that reads one text and writes another."""
     if not getattr(config, "is_encoder_decoder", False):
         return
@@ -284,10 +283,10 @@ def not_a_number_error(location: str) -> ModelError:
     )
 
 
-def read_json_object(file: Path) -> dict[str, Any]:
+def read_json_object(json_file: Path) -> dict[str, object]:
     """Return the object in a JSON file; an empty one where the file holds none or cannot be read."""
     try:
-        content = read_json(file, LARGEST_FACTS)
+        content = read_json(json_file, LARGEST_FACTS)
     except (OSError, ValueError):
         return {}
     if isinstance(content, dict):

@@ -75,7 +75,7 @@ def device_of(tensor: Tensor) -> torch.device:
     return tensor.device
 
 
-def beside(tensor: Tensor, neighbour: Tensor) -> Tensor:
+def move_beside(tensor: Tensor, neighbour: Tensor) -> Tensor:
     """Return a tensor where another is."""
     device = device_of(neighbour)
     if device_of(tensor) == device:
@@ -100,7 +100,7 @@ def all_devices() -> list[torch.device]:
     return devices
 
 
-def fits(model: nn.Module, device: torch.device) -> bool:
+def fits_on(model: nn.Module, device: torch.device) -> bool:
     """Tell whether a GPU can hold the weights."""
     if device.type != "cuda":
         return True
@@ -169,12 +169,15 @@ def _assign_blocks(
     block_devices: list[torch.device] = []
     current = 0
     used_bytes = 0.0
-    for size in block_sizes:
-        while current + 1 < len(devices) and used_bytes + size > limits[current] + size / 2:
+    for block_bytes in block_sizes:
+        while (
+            current + 1 < len(devices)
+            and used_bytes + block_bytes > limits[current] + block_bytes / 2
+        ):
             current += 1
             used_bytes = 0.0
         block_devices.append(devices[current])
-        used_bytes += size
+        used_bytes += block_bytes
     return tuple(block_devices)
 
 
@@ -189,10 +192,10 @@ def spread(model: nn.Module, layout: Layout) -> None:
             module._apply(lambda tensor: tensor.to(layout.home), recurse=False)  # type: ignore[no-untyped-call]
     for block, device in zip(blocks, layout.places, strict=True):
         block.to(device)
-    follow(blocks, layout)
+    move_inputs_between(blocks, layout)
 
 
-def follow(blocks: Sequence[nn.Module], layout: Layout) -> None:
+def move_inputs_between(blocks: Sequence[nn.Module], layout: Layout) -> None:
     """Send what enters a block to its device, and what the last one answers home."""
     sender = _TensorSender()
     for block, device in zip(blocks, layout.places, strict=True):
@@ -210,12 +213,16 @@ class _TensorSender:
         self._copies_by_device: dict[torch.device, WeakTensorKeyDictionary] = {}
 
     def send_inputs(
-        self, device: torch.device, _: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
-    ) -> Any:
+        self,
+        device: torch.device,
+        _: nn.Module,
+        inputs: tuple[object, ...],
+        options: dict[str, object],
+    ) -> object:
         """Return a block's inputs on its device."""
         return self.send_value(inputs, device), self.send_value(options, device)
 
-    def send_value(self, value: Any, device: torch.device) -> Any:
+    def send_value(self, value: object, device: torch.device) -> Any:
         """Return a value with all tensors in it on a device."""
         if isinstance(value, Tensor):
             return self._send_tensor(value, device)
@@ -250,15 +257,15 @@ def room_for_passes(model: nn.Module, *, reserved_bytes: int = 0) -> int | None:
     """Return the memory for a pass's activations as if all blocks lay on one GPU; None at home on a processor.
 
     A GPU that holds a part of the blocks keeps that part of the activations: the one with the least room for its part
-    counts. ``more`` are bytes beside each weight (gradients, moments).
+    counts. ``reserved_bytes`` lie beside each weight (gradients, moments).
     """
     home = next(model.parameters()).device
     if home.type != "cuda":
         return None
     taken_bytes: dict[torch.device, int] = {}
     for parameter in model.parameters():
-        size = parameter.numel() * (parameter.element_size() + reserved_bytes)
-        taken_bytes[parameter.device] = taken_bytes.get(parameter.device, 0) + size
+        parameter_bytes = parameter.numel() * (parameter.element_size() + reserved_bytes)
+        taken_bytes[parameter.device] = taken_bytes.get(parameter.device, 0) + parameter_bytes
     free_bytes: dict[torch.device, int] = {}
     for device, taken in taken_bytes.items():
         if device.type == "cuda":
@@ -336,7 +343,7 @@ _MEMORY_MESSAGES = (  # libraries raise a plain RuntimeError with these words
 )
 
 
-def out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an error means that memory ran out, on either kind of device."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
@@ -346,12 +353,12 @@ def out_of_memory(error: BaseException) -> bool:
     return any(message in text for message in _MEMORY_MESSAGES)
 
 
-def with_room(device: torch.device, work: Callable[[], None]) -> None:
+def retry_with_freed_memory(device: torch.device, work: Callable[[], None]) -> None:
     """Do a piece of work, and do it once more where it lacked memory that somebody can give back."""
     try:
         return work()
     except RuntimeError as error:
-        if not out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
     give_back(device)
     return work()

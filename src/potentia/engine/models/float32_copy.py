@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -19,7 +19,11 @@ from torch import nn
 from potentia.engine.models.device_layout import find_blocks, free_memory, is_spread
 from potentia.engine.models.installed_adapters import installed_on
 from potentia.engine.models.quantization import is_quantised
-from potentia.engine.models.split_model import built_alike, configs_of
+from potentia.engine.models.scan_kernels import patch_scans_to_run_plainly_in_float32
+from potentia.engine.models.split_model import configs_of, note_built_alike
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 MEMORY_SHARE = 0.5  # of the free memory that a copy may take
 BLOCKS_OF_A_KIND = 2
@@ -31,29 +35,32 @@ SETTINGS_OF_ONE_BLOCK = ("layer_idx", "layer_id", "training", "name_or_path")
 
 @dataclass(frozen=True)
 class Float32Copy:
-    """The model to compare with: itself where it is in float32, else a copy with so many of its blocks."""
+    """The model to compare with: a float32 copy with so many of its blocks, or the model itself.
+
+    It is the model itself where that is precise already (float32, float64), quantised or spread over devices.
+    """
 
     model: nn.Module
     blocks: int
-    of: int
+    model_blocks: int
     copied: bool
 
     @property
     def whole(self) -> bool:
         """Whether no block was left out."""
-        return self.blocks == self.of
+        return self.blocks == self.model_blocks
 
 
 @contextmanager
 def open_float32_copy(model: nn.Module, *, all_blocks: bool = True) -> Iterator[Float32Copy]:
-    """Give a float32 copy of a model for as long as the block lasts; quantised and spread models are their own.
+    """Give a float32 copy of a model inside the ``with``; precise, quantised and spread models are their own.
 
-    Without ``whole`` a copy has two blocks of each kind.
+    Without ``all_blocks`` a copy has two blocks of each kind.
     """
     first_weight = next(weight for weight in model.parameters() if weight.is_floating_point())
     is_precise = first_weight.dtype in (torch.float32, torch.float64)
     if is_precise or is_quantised(model) or is_spread(model):
-        yield Float32Copy(model=model, blocks=1, of=1, copied=False)
+        yield Float32Copy(model=model, blocks=1, model_blocks=1, copied=False)
         return
     copy_bytes = FLOAT32_BYTES * sum(weight.numel() for weight in model.parameters())
     float32_copy = _copy_in_float32(
@@ -76,22 +83,23 @@ def _copy_in_float32(model: nn.Module, *, all_blocks: bool) -> Float32Copy:
     else:
         chosen = _choose_blocks(block_list)
     _detach_results(model)
+    patch_scans_to_run_plainly_in_float32(model)
     copied_model = _copy_with_blocks(model, block_list, chosen)
-    built_alike(copied_model, model)
+    note_built_alike(copied_model, model)
     if len(chosen) < block_count:
         for config in configs_of(copied_model):
             _keep_settings_of_blocks(config, chosen, block_count)
     return Float32Copy(
         model=copied_model.float().eval().requires_grad_(False),
         blocks=len(chosen),
-        of=block_count,
+        model_blocks=block_count,
         copied=True,
     )
 
 
 def _choose_blocks(block_list: nn.ModuleList) -> list[int]:
     """Return the indices of the first blocks of each kind, in the model's order."""
-    indices_by_kind: dict[tuple[Any, ...], list[int]] = {}
+    indices_by_kind: dict[tuple[object, ...], list[int]] = {}
     for index, block in enumerate(block_list):
         indices_by_kind.setdefault(block_kind(block), []).append(index)
     chosen: list[int] = []
@@ -104,19 +112,19 @@ def _detach_results(model: nn.Module) -> None:
     """Detach what a pass left on the modules to go back through: such tensors cannot be copied."""
     for module in model.modules():
         attributes = vars(module)
-        for name, value in list(attributes.items()):
+        for attribute_name, value in list(attributes.items()):
             if isinstance(value, torch.Tensor) and value.grad_fn:
-                attributes[name] = value.detach()
+                attributes[attribute_name] = value.detach()
 
 
 def _copy_with_blocks(
     model: nn.Module, block_list: nn.ModuleList, chosen: Sequence[int]
 ) -> nn.Module:
     """Copy a model with the chosen blocks alone and without the adapters that are installed on it."""
-    bank = installed_on(model)
-    if bank is None:
+    adapter_bank = installed_on(model)
+    if adapter_bank is None:
         return _copy_shortened(model, block_list, chosen)
-    with bank.suspended():
+    with adapter_bank.suspended():
         return _copy_shortened(model, block_list, chosen)
 
 
@@ -134,14 +142,16 @@ def _copy_shortened(
         block_list._modules = all_blocks
 
 
-def _keep_settings_of_blocks(config: Any, chosen: Sequence[int], block_count: int) -> None:
+def _keep_settings_of_blocks(
+    config: PreTrainedConfig, chosen: Sequence[int], block_count: int
+) -> None:
     """Shorten the settings in which a config says of each block what it is."""
     settings = vars(config)
-    for name, value in list(settings.items()):
-        if name == "num_hidden_layers":
-            settings[name] = len(chosen)
+    for setting_name, value in list(settings.items()):
+        if setting_name == "num_hidden_layers":
+            settings[setting_name] = len(chosen)
         elif isinstance(value, list) and len(value) == block_count:
-            settings[name] = [value[index] for index in chosen]
+            settings[setting_name] = [value[index] for index in chosen]
 
 
 def _find_block_list(model: nn.Module) -> nn.ModuleList:
@@ -156,23 +166,26 @@ def _find_block_list(model: nn.Module) -> nn.ModuleList:
     raise AssertionError("the blocks come from one of the model's lists")
 
 
-def block_kind(block: nn.Module) -> tuple[Any, ...]:
+def block_kind(block: nn.Module) -> tuple[object, ...]:
     """Return what tells blocks, or models, apart: classes, sizes and plain settings of all their parts."""
     parts = []
-    for name, module in block.named_modules():
+    for module_name, module in block.named_modules():
         settings = sorted(
             (setting, value)
             for setting, value in vars(module).items()
             if _is_setting_of_kind(setting, value)
         )
         shapes = tuple(tuple(weight.shape) for weight in module.parameters(recurse=False))
-        parts.append((name, type(module), repr(settings), shapes))
+        parts.append((module_name, type(module), repr(settings), shapes))
     return tuple(parts)
 
 
-def _is_setting_of_kind(name: str, value: object) -> bool:
+def _is_setting_of_kind(setting_name: str, value: object) -> bool:
     """Tell whether an attribute of a module is a plain setting that blocks of one kind share."""
-    return isinstance(value, bool | int | float | str | None) and name not in SETTINGS_OF_ONE_BLOCK
+    return (
+        isinstance(value, bool | int | float | str | None)
+        and setting_name not in SETTINGS_OF_ONE_BLOCK
+    )
 
 
 def _free_bytes(device: torch.device) -> float:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potentia import limited
 from potentia.errors import InputError, ModelError
 from potentia.files import (
+    ADAPTER_NOTE,
     LARGEST_FILE,
     PICKLE,
     check_plain_file,
@@ -27,8 +28,10 @@ from potentia.files import (
     read_json_object,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_NOTE = "potentia.json"  # what an adapter of ours says of itself: its base's fingerprint, data, recipe, scores
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 PLAIN_WEIGHTS = (".safetensors", ".gguf")  # weights that are data alone
 PICKLE_HINT = "take its safetensors or GGUF version; or, of a source you trust, --allow pickle"
@@ -129,7 +132,9 @@ class AdapterFiles:
 
 def read_adapter(folder: Path) -> AdapterFiles:
     """Read the config, note and weights' header of an adapter; refuse a folder that holds none, or a harmful one."""
-    weight_files = [folder / name for name in ADAPTER_WEIGHTS if (folder / name).is_file()]
+    weight_files = [
+        folder / file_name for file_name in ADAPTER_WEIGHTS if (folder / file_name).is_file()
+    ]
     if not (folder / ADAPTER_CONFIG).is_file() or not weight_files:
         raise ModelError(f"no adapter in {folder}", hint=NO_ADAPTER_HINT)
     config = read_adapter_config(folder)
@@ -141,19 +146,20 @@ def read_adapter(folder: Path) -> AdapterFiles:
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """Read and check ``adapter_config.json``, its patterns on sample names included."""
-    file = folder / ADAPTER_CONFIG
-    content = read_json_object(file, LARGEST_FILE, error=ModelError)
+    config_file = folder / ADAPTER_CONFIG
+    content = read_json_object(config_file, LARGEST_FILE, error=ModelError)
     try:
         config = AdapterConfig.model_validate(content)
     except ValidationError as error:
         raise ModelError(
-            f"the adapter's config cannot be used: {describe_invalid(error)}", where=str(file)
+            f"the adapter's config cannot be used: {describe_invalid(error)}",
+            where=str(config_file),
         ) from None
-    _check_numbers(content, str(file))
+    _check_numbers(content, str(config_file))
     replicated = sum(abs(end - start) for start, end in config.layer_replication or ())
     if replicated > MOST_LAYERS:
-        raise ModelError(f"layer_replication makes {replicated:,} layers", where=str(file))
-    check_patterns(config, SAMPLE_MODULES, str(file))
+        raise ModelError(f"layer_replication makes {replicated:,} layers", where=str(config_file))
+    check_patterns(config, SAMPLE_MODULES, str(config_file))
     return config
 
 
@@ -173,40 +179,40 @@ def check_patterns(config: AdapterConfig, module_names: Sequence[str], source: s
             ) from None
 
 
-def _check_numbers(content: Any, source: str) -> None:
+def _check_numbers(content: object, source: str) -> None:
     """Refuse a number that would build something without bound, wherever it stands."""
-    for name, value in _walk_numbers(content, ""):
-        if abs(value) > WIDEST and name != "alora_invocation_tokens":
-            raise ModelError(f"{name} is {value:,}, more than {WIDEST:,}", where=source)
+    for setting_name, value in _walk_numbers(content, ""):
+        if abs(value) > WIDEST and setting_name != "alora_invocation_tokens":
+            raise ModelError(f"{setting_name} is {value:,}, more than {WIDEST:,}", where=source)
 
 
-def _walk_numbers(value: Any, key: str) -> Iterator[tuple[str, int]]:
+def _walk_numbers(value: object, key: str) -> Iterator[tuple[str, int]]:
     if isinstance(value, bool):
         return
     if isinstance(value, int):
         yield key, value
     elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _walk_numbers(inner, str(name))
+        for setting_name, inner in value.items():
+            yield from _walk_numbers(inner, str(setting_name))
     elif isinstance(value, list):
         for inner in value:
             yield from _walk_numbers(inner, key)
 
 
-def _check_weights(file: Path) -> None:
+def _check_weights(weight_file: Path) -> None:
     """Refuse weights that are cut or say sizes that the file does not have; pickles are for PEFT to read."""
-    check_plain_file(file, LARGEST_ADAPTER, ModelError)
-    if file.suffix != ".safetensors":
+    check_plain_file(weight_file, LARGEST_ADAPTER, ModelError)
+    if weight_file.suffix != ".safetensors":
         return
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(str(file), framework="np") as tensors:
+        with safe_open(str(weight_file), framework="np") as tensors:
             tensors.keys()
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
             f"the adapter's weights cannot be read: {error}",
-            where=str(file),
+            where=str(weight_file),
             hint="the file may be cut: copy it again",
         ) from None
 
@@ -214,16 +220,16 @@ def _check_weights(file: Path) -> None:
 def _read_base(folder: Path, config: AdapterConfig) -> AdapterBase:
     """Return the base that an adapter's note names, or that PEFT's config does."""
     note_file = folder / ADAPTER_NOTE
-    note = (
+    adapter_note = (
         read_json_object(note_file, LARGEST_FILE, error=ModelError) if note_file.is_file() else {}
     )
-    base = note.get("base")
-    if base is None:
+    base_name = adapter_note.get("base")
+    if base_name is None:
         return AdapterBase(None, config.base_model_name_or_path)
-    if not isinstance(base, dict):
+    if not isinstance(base_name, dict):
         raise ModelError("`base` holds a fingerprint and a source", where=str(note_file))
-    fingerprint = base.get("fingerprint")
-    source = base.get("source", "another model")
+    fingerprint = base_name.get("fingerprint")
+    source = base_name.get("source", "another model")
     if fingerprint is None:
         return AdapterBase(None, config.base_model_name_or_path)
     return AdapterBase(str(fingerprint)[:200], str(source)[:200])
@@ -235,21 +241,21 @@ def check_base(adapter: AdapterFiles, fingerprint: str, source: str) -> None:
     An adapter of ours names its base's content; another one names its base's place, which counts where both are names
     of the hub.
     """
-    base = adapter.base
-    if base.fingerprint is not None:
-        is_same = base.fingerprint == fingerprint
-    elif _is_hub_name(base.source) and _is_hub_name(source):
-        is_same = str(base.source).casefold() == source.casefold()
+    base_name = adapter.base
+    if base_name.fingerprint is not None:
+        is_same = base_name.fingerprint == fingerprint
+    elif _is_hub_name(base_name.source) and _is_hub_name(source):
+        is_same = str(base_name.source).casefold() == source.casefold()
     else:
         is_same = True
     if not is_same:
-        raise wrong_base(adapter.folder, f"was made for {base.source}, not for {source}")
+        raise wrong_base(adapter.folder, f"was made for {base_name.source}, not for {source}")
 
 
 def names_its_base(folder: Path) -> bool:
     """Whether an adapter says which model it was made for, by that model's content or by a name of the hub."""
-    base = read_adapter(folder).base
-    return base.fingerprint is not None or _is_hub_name(base.source)
+    base_name = read_adapter(folder).base
+    return base_name.fingerprint is not None or _is_hub_name(base_name.source)
 
 
 def wrong_base(folder: Path, difference: str) -> ModelError:
@@ -259,13 +265,17 @@ def wrong_base(folder: Path, difference: str) -> ModelError:
     )
 
 
-def _is_hub_name(name: Any) -> bool:
-    if not isinstance(name, str) or name.count("/") != 1 or name.startswith((".", "/", "~")):
+def _is_hub_name(base_name: object) -> bool:
+    if (
+        not isinstance(base_name, str)
+        or base_name.count("/") != 1
+        or base_name.startswith((".", "/", "~"))
+    ):
         return False
-    return not Path(name).exists()
+    return not Path(base_name).exists()
 
 
-def merge_adapter(model: Any, folder: Path) -> Any:
+def merge_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Put the adapter into the model's weights; what does not fit is refused."""
     from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
     from peft.utils import load_peft_weights
@@ -286,13 +296,14 @@ def merge_adapter(model: Any, folder: Path) -> Any:
     unmatched = [*result.unexpected_keys, *missing]
     if unmatched:
         raise wrong_base(folder, f"does not fit the model: {unmatched[0]} has no match")
-    return adapted.merge_and_unload()
+    merged_model: PreTrainedModel = adapted.merge_and_unload()
+    return merged_model
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
-def check_model_folder(folder: Path, label: str = "") -> dict[str, Any]:
+def check_model_folder(folder: Path, label: str = "") -> dict[str, object]:
     """Refuse a model's folder whose config nothing could be built of; return the config, empty where there is none.
 
     transformers would try for hours. A config that is no JSON is left to the loading, which says so.
@@ -302,13 +313,13 @@ def check_model_folder(folder: Path, label: str = "") -> dict[str, Any]:
         folder / ADAPTER_CONFIG
     ).is_file():  # transformers loads the base and puts the adapter on it
         check_adapter_config(folder, label)
-    file = folder / "config.json"
-    if not file.is_file():
+    config_file = folder / "config.json"
+    if not config_file.is_file():
         return {}
     try:
-        config = read_json(file, LARGEST_FILE)
+        config = read_json(config_file, LARGEST_FILE)
     except InputError as error:
-        raise InputError(f"{prefix}{error.message}", where=str(file)) from None
+        raise InputError(f"{prefix}{error.message}", where=str(config_file)) from None
     except (OSError, ValueError):
         return {}
     if not isinstance(config, dict):
@@ -319,7 +330,9 @@ def check_model_folder(folder: Path, label: str = "") -> dict[str, Any]:
         if "layers" in key:
             widest = MOST_LAYERS
         if widest is not None and value > widest:
-            raise InputError(f"{prefix}{key} is {value:,}, more than {widest:,}", where=str(file))
+            raise InputError(
+                f"{prefix}{key} is {value:,}, more than {widest:,}", where=str(config_file)
+            )
     return config
 
 
@@ -336,7 +349,9 @@ def check_adapter_config(folder: Path, label: str = "") -> None:
 
 def refuse_pickles(files: Sequence[Path]) -> None:
     """Refuse weights that run code when they are read, unless they were allowed."""
-    pickled = next((file for file in files if file.suffix not in PLAIN_WEIGHTS), None)
+    pickled = next(
+        (weight_file for weight_file in files if weight_file.suffix not in PLAIN_WEIGHTS), None
+    )
     if pickled is not None and not is_allowed(PICKLE):
         raise ModelError(
             f"{pickled.name} in {pickled.parent} is a pickle, which can run code", hint=PICKLE_HINT

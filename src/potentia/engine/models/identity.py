@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from potentia.engine.models.admission import read_json_object
 from potentia.engine.models.foreign_files import (
@@ -30,6 +30,9 @@ from potentia.engine.models.foreign_files import (
 )
 from potentia.errors import ModelError
 from potentia.files import write_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 SETTING_FILES = (  # generation_config names the tokens that end a text, and penalties
@@ -79,17 +82,21 @@ def fingerprint(
     if adapters:
         *other_adapters, last_adapter = adapters
         folder = Path(last_adapter).expanduser()
-        base = fingerprint(source, revision=revision, gguf_file=gguf_file, adapters=other_adapters)
-        check_base(read_adapter(folder), base, source)
-        weights = [folder / name for name in ADAPTER_WEIGHTS if (folder / name).is_file()]
+        base_fingerprint = fingerprint(
+            source, revision=revision, gguf_file=gguf_file, adapters=other_adapters
+        )
+        check_base(read_adapter(folder), base_fingerprint, source)
+        weights = [
+            folder / file_name for file_name in ADAPTER_WEIGHTS if (folder / file_name).is_file()
+        ]
         files = [folder / ADAPTER_CONFIG, *weights]
-        return hash_parts([base, *map(_digest, files)])
-    path = Path(source).expanduser()
-    if path.is_file():
-        gguf_file = path.name
-        path = path.parent
-    if path.is_dir():
-        return hash_parts(_folder_parts(path, gguf_file))
+        return hash_parts([base_fingerprint, *map(_digest, files)])
+    source_folder = Path(source).expanduser()
+    if source_folder.is_file():
+        gguf_file = source_folder.name
+        source_folder = source_folder.parent
+    if source_folder.is_dir():
+        return hash_parts(_folder_parts(source_folder, gguf_file))
     commit = _find_commit(source, revision, gguf_file)
     return hash_parts(["hub", source, commit, gguf_file or ""])
 
@@ -126,21 +133,21 @@ def may_have_template(source: str) -> bool:
     if not folder.is_dir() or any(folder.glob("*.gguf")):
         return True
     template_files = ("chat_template.jinja", "chat_template.json")
-    if any((folder / name).exists() for name in template_files):
+    if any((folder / file_name).exists() for file_name in template_files):
         return True
     settings = read_json_object(folder / "tokenizer_config.json")
     return bool(settings.get("chat_template", False))
 
 
-def memory_fingerprint(model: Any, tokenizer: Any) -> str:
+def memory_fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     """Name the content of a model that lies in no file."""
     import torch
 
     weights = hashlib.blake2b()
-    for name, tensor in sorted(model.state_dict().items()):
-        weights.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        weights.update(flat.view(torch.uint8).numpy().data)
+    for tensor_name, tensor in sorted(model.state_dict().items()):
+        weights.update(f"{tensor_name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        flat_tensor = tensor.detach().cpu().contiguous().reshape(-1)
+        weights.update(flat_tensor.view(torch.uint8).numpy().data)
     generation_settings = ""
     generation = getattr(model, "generation_config", None)
     if generation is not None:
@@ -195,7 +202,10 @@ def find_weights(folder: Path, gguf_file: str | None) -> list[Path]:
 
 def _find_settings(folder: Path) -> list[Path]:
     """Return the files of a folder, beside weights, that can change a score."""
-    configs = [read_json_object(folder / name) for name in ("config.json", "tokenizer_config.json")]
+    configs = [
+        read_json_object(folder / file_name)
+        for file_name in ("config.json", "tokenizer_config.json")
+    ]
     patterns = list(SETTING_FILES)
     if any("auto_map" in config for config in configs):
         patterns += CODE_FILES
@@ -207,10 +217,10 @@ def _find_settings(folder: Path) -> list[Path]:
 
 def _adapted_base(folder: Path) -> list[str]:
     """Name the model that an adapter in this folder is put on."""
-    base = read_json_object(folder / "adapter_config.json").get("base_model_name_or_path")
-    if not base or Path(str(base)).resolve() == folder.resolve():
+    base_name = read_json_object(folder / "adapter_config.json").get("base_model_name_or_path")
+    if not base_name or Path(str(base_name)).resolve() == folder.resolve():
         return []
-    return [fingerprint(str(base))]
+    return [fingerprint(str(base_name))]
 
 
 def _find_commit(repository: str, revision: str | None, gguf_file: str | None) -> str:
@@ -223,8 +233,8 @@ def _find_commit(repository: str, revision: str | None, gguf_file: str | None) -
         names = [gguf_file]
     while True:
         try:
-            file = hf_hub_download(repository, names.pop(0), revision=revision)
-            parts = Path(file).parts
+            downloaded_file = hf_hub_download(repository, names.pop(0), revision=revision)
+            parts = Path(downloaded_file).parts
             return parts[parts.index("snapshots") + 1]  # …/snapshots/<commit>/config.json
         except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
             if isinstance(error, EntryNotFoundError) and names:
@@ -239,28 +249,28 @@ def _find_commit(repository: str, revision: str | None, gguf_file: str | None) -
 FileState = tuple[int, int, int, int]
 
 
-def _file_state(file: Path) -> FileState:
+def _file_state(hashed_file: Path) -> FileState:
     """Return what changes whenever a file changes: inode, size and both times of change."""
-    status = file.stat()
+    status = hashed_file.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _digest(file: Path) -> str:
+def _digest(hashed_file: Path) -> str:
     """Return the hash of a file; that of a large one is remembered."""
-    state = _file_state(file)
-    _, size, _, _ = state
-    if size < REMEMBER_ABOVE:
-        return _hash_file(file)
-    note = _cache_folder() / hash_parts([str(file.resolve()), *map(str, state)])
+    state = _file_state(hashed_file)
+    _, file_size, _, _ = state
+    if file_size < REMEMBER_ABOVE:
+        return _hash_file(hashed_file)
+    cached_digest = _cache_folder() / hash_parts([str(hashed_file.resolve()), *map(str, state)])
     try:
-        return str(json.loads(note.read_text())["digest"])
+        return str(json.loads(cached_digest.read_text())["digest"])
     except (OSError, ValueError, KeyError):
-        digest = _hash_file(file)
-    state_after = _file_state(file)
+        digest = _hash_file(hashed_file)
+    state_after = _file_state(hashed_file)
     _, _, _, changed = state_after
     if state == state_after and time.time_ns() - changed > SETTLED:
         with suppress(OSError):  # a cache that cannot be written costs time, nothing else
-            write_file(note, json.dumps({"digest": digest}))
+            write_file(cached_digest, json.dumps({"digest": digest}))
     return digest
 
 
@@ -271,8 +281,8 @@ def _cache_folder() -> Path:
     return Path(cache).expanduser() / "digests"
 
 
-def _hash_file(file: Path) -> str:
-    with file.open("rb") as stream:
+def _hash_file(hashed_file: Path) -> str:
+    with hashed_file.open("rb") as stream:
         return hashlib.file_digest(stream, "blake2b").hexdigest()
 
 

@@ -6,7 +6,7 @@ import gc
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,9 +33,12 @@ from potentia.engine.models.tokenization import BosPolicy, Encoder
 from potentia.errors import InputError, PotentiaError
 from potentia.extras import Extra, require_extra
 from potentia.files import PICKLE, is_allowed
+from potentia.values.engine_records import EngineRecord, LoadRecord
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +53,11 @@ class LoadedModel:
 
     ``fingerprint`` names their content (see ``identity``). ``checks`` remembers which scoring routes agreed with the
     reference on this model, and ``lanes`` which form of training, so that checks are made once; ``proof_cache`` what
-    was found of models built alike. ``record`` says how it was loaded, tuned and checked, in plain values, for
-    manifests.
+    was found of models built alike. ``record`` says how it was loaded, checked and tuned; results carry it.
     """
 
     model: Any
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     device: torch.device
     dtype: torch.dtype
     max_length: int
@@ -64,11 +66,13 @@ class LoadedModel:
     target_architecture: str
     checks: ModelChecks = field(default_factory=ModelChecks)
     lanes: dict[Any, Any] = field(default_factory=dict)
-    record: dict[str, Any] = field(default_factory=dict)
+    record: EngineRecord = field(default_factory=EngineRecord)
     proof_cache: ProofCache = field(default_factory=ProofCache)
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Any, *, fingerprint: str | None = None) -> LoadedModel:
+    def of(
+        cls, model: Any, tokenizer: PreTrainedTokenizerBase, *, fingerprint: str | None = None
+    ) -> LoadedModel:
         """Wrap a model that is already in memory."""
         weight = next(model.parameters())
         config = model.config
@@ -144,7 +148,7 @@ def load(
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     loading_device = _choose_loading_device(device, home_device)
     quantises_while_loading = quantise is not None and source.gguf_file is None and not adapters
-    model, tokenizer, weight_report = _read_model(
+    model, tokenizer, load_record = _read_model(
         source,
         trust_remote_code=trust_remote_code,
         dtype=weight_dtype,
@@ -167,8 +171,9 @@ def load(
     content_fingerprint = quantised_fingerprint(source.compute_fingerprint(adapters), quantise)
     loaded = LoadedModel.of(model, tokenizer, fingerprint=content_fingerprint)
     loaded.checks.predictions = True
-    loaded.record["load"] = weight_report
-    _record_unchecked_adapters(loaded, source.name_or_path, adapters)
+    unchecked_adapters = _find_unchecked_adapters(source.name_or_path, adapters)
+    load_record = replace(load_record, unchecked_adapters=unchecked_adapters)
+    loaded.record = EngineRecord(load=load_record)
     return loaded
 
 
@@ -192,14 +197,14 @@ class _ModelSource:
 
 def _find_source(name_or_path: str, revision: str | None, gguf_file: str | None) -> _ModelSource:
     """Return where a model's files are, and refuse a folder that cannot hold a model."""
-    path = Path(name_or_path).expanduser()
-    if path.exists():
-        name_or_path = str(path)
+    source_folder = Path(name_or_path).expanduser()
+    if source_folder.exists():
+        name_or_path = str(source_folder)
     if name_or_path.endswith(".gguf"):
-        name_or_path = str(path.parent)
-        gguf_file = path.name
-    if path.is_dir() and gguf_file is None:
-        check_model_folder(path)
+        name_or_path = str(source_folder.parent)
+        gguf_file = source_folder.name
+    if source_folder.is_dir() and gguf_file is None:
+        check_model_folder(source_folder)
     return _ModelSource(name_or_path, revision, gguf_file)
 
 
@@ -211,15 +216,15 @@ def _read_model(
     device: torch.device,
     quantise: str | None,
     quantises_while_loading: bool,
-) -> tuple[Any, Any, dict[str, Any]]:
-    """Read the model and its tokenizer, and return them with a report on how the weights fitted."""
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, LoadRecord]:
+    """Read the model and its tokenizer, and return them with a record of how the weights fitted."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from potentia.engine.models.device_layout import out_of_memory
+    from potentia.engine.models.device_layout import is_out_of_memory
     from potentia.engine.models.quantization import quantization_settings, refuse_quantised_weights
 
-    file_options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    file_options: dict[str, object] = {"trust_remote_code": trust_remote_code}
     if source.revision is not None:
         file_options["revision"] = source.revision
     if source.gguf_file is not None:
@@ -246,28 +251,25 @@ def _read_model(
                 source.name_or_path, dtype=dtype, **weight_options
             )
         model, loading_info = answer
-        weight_report = check_loaded_weights(source.name_or_path, loading_info)
+        load_record = check_loaded_weights(source.name_or_path, loading_info)
     except Exception as error:  # libraries raise anything on files that are cut, or of other types
-        if isinstance(error, PotentiaError) or out_of_memory(error):
+        if isinstance(error, PotentiaError) or is_out_of_memory(error):
             raise
         raise loading_error(source.name_or_path, error) from error
-    return model, tokenizer, weight_report
+    return model, tokenizer, load_record
 
 
-def _record_unchecked_adapters(
-    loaded: LoadedModel, name_or_path: str, adapters: Sequence[str]
-) -> None:
-    """Record and report the adapters that do not name the model they were made for."""
+def _find_unchecked_adapters(name_or_path: str, adapters: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the adapters that do not say which model they were made for, and warn of them."""
     unchecked = [adapter for adapter in adapters if not names_its_base(Path(adapter).expanduser())]
-    if not unchecked:
-        return
-    loaded.record["load"]["unchecked_adapters"] = [Path(adapter).name for adapter in unchecked]
-    log.warning(
-        "the adapter %s does not say by a fingerprint which model it was made for: that %s is its base "
-        "is taken on trust",
-        unchecked[0],
-        name_or_path,
-    )
+    if unchecked:
+        log.warning(
+            "the adapter %s does not say by a fingerprint which model it was made for: that %s is its base "
+            "is taken on trust",
+            unchecked[0],
+            name_or_path,
+        )
+    return tuple(Path(adapter).name for adapter in unchecked)
 
 
 def _choose_loading_device(device: str, home_device: torch.device) -> torch.device:
@@ -288,19 +290,19 @@ def _may_use_several_gpus(device: str) -> bool:
     )
 
 
-def _place_model(model: Any, device: str, home_device: torch.device) -> None:
+def _place_model(model: PreTrainedModel, device: str, home_device: torch.device) -> None:
     """Bring a model to its device, or lay it out over several."""
     import torch
     from torch import nn
 
-    from potentia.engine.models.device_layout import all_devices, fits, lay_out, spread
+    from potentia.engine.models.device_layout import all_devices, fits_on, lay_out, spread
 
     if home_device.type == "cuda" and home_device.index is not None:
         torch.cuda.set_device(home_device)  # kernels and graphs start on the device that is current
     devices = all_devices()
     if device == SPREAD and len(devices) > 1:
         spread(model, lay_out(model, devices))
-    elif _may_use_several_gpus(device) and not fits(model, home_device):
+    elif _may_use_several_gpus(device) and not fits_on(model, home_device):
         spread(model, lay_out(model, devices[:-1]))
     elif not all(_is_on(parameter.device, home_device) for parameter in model.parameters()):
         nn.Module.to(model, home_device)  # transformers' own refuses weights of 8 bits
@@ -311,22 +313,24 @@ def _is_on(device: torch.device, expected: torch.device) -> bool:
     return device.type == expected.type and expected.index in (None, device.index)
 
 
-def pick_device(name: str) -> torch.device:
-    """Turn ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``spread`` (its first) into a device that is there."""
+def pick_device(device_name: str) -> torch.device:
+    """Turn ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps`` or ``spread`` (its first) into a device that is there."""
     import torch
 
-    if name in ("auto", SPREAD):
+    if device_name in ("auto", SPREAD):
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("cpu")
     try:
-        device = torch.device(name)
+        device = torch.device(device_name)
     except RuntimeError as error:
         raise InputError(
-            f"no such device: {name!r}", hint="use auto, cpu, cuda, cuda:N or spread"
+            f"no such device: {device_name!r}", hint="use auto, cpu, cuda, cuda:N, mps or spread"
         ) from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("there is no CUDA device on this machine", hint="use --device cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise InputError("there is no Apple GPU on this machine", hint="use --device cpu")
     return device
 
 
@@ -343,43 +347,47 @@ def going_first(device: str) -> Iterator[None]:
         yield
 
 
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+def pick_dtype(dtype_name: str, device: torch.device) -> torch.dtype:
     """Turn ``auto`` into float32 on a CPU and bfloat16 (float16 where the card lacks it) on a GPU."""
     import torch
 
-    if name == "auto":
+    if dtype_name == "auto":
         if device.type != "cuda":
             return torch.float32
         if torch.cuda.is_bf16_supported():
             return torch.bfloat16
         return torch.float16
-    dtype = getattr(torch, name.removeprefix("torch."), None)
+    dtype = getattr(torch, dtype_name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise InputError(f"no such dtype: {name!r}", hint="use auto, float32, bfloat16 or float16")
+        raise InputError(
+            f"no such dtype: {dtype_name!r}", hint="use auto, float32, bfloat16 or float16"
+        )
     return dtype
 
 
-def planned_dtype(name: str, device: str) -> str:
+def planned_dtype(dtype_name: str, device: str) -> str:
     """Return the dtype that a model will be loaded in; a GPU that is named but not here is taken to have bfloat16."""
-    if name != "auto":
-        return name
+    if dtype_name != "auto":
+        return dtype_name
     if device == "cpu":
         return "float32"
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():
         return "bfloat16"
-    return str(pick_dtype(name, pick_device(device))).removeprefix("torch.")
+    return str(pick_dtype(dtype_name, pick_device(device))).removeprefix("torch.")
 
 
-def context_length(config: Any, tokenizer: Any, model: Any = None) -> int:
+def context_length(
+    config: object, tokenizer: PreTrainedTokenizerBase | None, model: nn.Module | None = None
+) -> int:
     """Find how many tokens the model reads at once, from the same sources and in the same order as lm-eval.
 
     Of RoBERTa-type models' positions, those up to the padding token's are never used: these fit fewer.
     """
     config = getattr(config, "text_config", None) or config
-    for name in ("n_positions", "max_position_embeddings", "n_ctx"):
-        positions = getattr(config, name, None)
+    for setting_name in ("n_positions", "max_position_embeddings", "n_ctx"):
+        positions = getattr(config, setting_name, None)
         if positions is not None:
             return int(positions) - _count_unused_positions(model, int(positions))
     limit = getattr(tokenizer, "model_max_length", None)
@@ -388,20 +396,21 @@ def context_length(config: Any, tokenizer: Any, model: Any = None) -> int:
     return DEFAULT_MAX_LENGTH
 
 
-def _count_unused_positions(model: Any, positions: int) -> int:
-    """Count the positions that no token gets: those up to the padding token's."""
+def _count_unused_positions(model: nn.Module | None, positions: int) -> int:
+    """Count the positions that no token gets: in RoBERTa-type models, those up to the padding token's."""
     from torch import nn
 
     if model is None:
         return 0
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Embedding) or "position" not in name:
+    for module_name, module in model.named_modules():
+        if not isinstance(module, nn.Embedding) or "position" not in module_name:
             continue
         if module.num_embeddings != positions:
             continue
         if module.padding_idx is None:
             return 0
-        return module.padding_idx + 1
+        roberta_offset = module.padding_idx + 1  # position of the first token of a text
+        return roberta_offset
     return 0
 
 
@@ -418,17 +427,19 @@ def _forget_quantization(model: Any) -> None:
         del model.config.quantization_config
 
 
-def _declare_bos(tokenizer: Any, name_or_path: str, gguf_file: str, revision: str | None) -> None:
+def _declare_bos(
+    tokenizer: PreTrainedTokenizerBase, name_or_path: str, gguf_file: str, revision: str | None
+) -> None:
     """Let the tokenizer add BOS where the GGUF file says that it must; its conversion loses that."""
     from gguf import GGUFReader
     from transformers.utils.hub import cached_file
 
-    file = cached_file(name_or_path, gguf_file, revision=revision)
-    if file is None:
+    gguf_path = cached_file(name_or_path, gguf_file, revision=revision)
+    if gguf_path is None:
         return
-    entry = GGUFReader(file).get_field("tokenizer.ggml.add_bos_token")
+    entry = GGUFReader(gguf_path).get_field("tokenizer.ggml.add_bos_token")
     if entry is None or not bool(entry.contents()) or tokenizer.bos_token_id is None:
         return
-    ids = list(tokenizer("a")["input_ids"])
-    if ids[:1] != [tokenizer.bos_token_id]:
+    token_ids = list(tokenizer("a")["input_ids"])
+    if token_ids[:1] != [tokenizer.bos_token_id]:
         tokenizer.add_bos_token = True

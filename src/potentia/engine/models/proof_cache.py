@@ -23,7 +23,7 @@ from potentia.files import write_file
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PROOF_FOLDER = "POTENTIA_PROOFS"  # the variable that names the folder of a run's proofs
+PROOF_FOLDER_VARIABLE = "POTENTIA_PROOFS"  # the variable that names the folder of a run's proofs
 # what a config says of its origin
 NO_STRUCTURE = ("_name_or_path", "name_or_path", "transformers_version")
 
@@ -33,7 +33,7 @@ class ProofCache:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
-        self._proofs: dict[str, dict[str, Any]] = {}
+        self._proofs: dict[str, dict[str, object]] = {}
 
     def get(self, *key_parts: str) -> dict[str, Any] | None:
         """Return what was found, or None; another process may have found more since."""
@@ -43,10 +43,10 @@ class ProofCache:
                 self._proofs[key] = json.loads((self.folder / key).read_text("utf-8"))
         return self._proofs.get(key)
 
-    def put(self, proof: dict[str, Any], *key_parts: str) -> None:
+    def put(self, proof: Mapping[str, object], *key_parts: str) -> None:
         """Keep what was found."""
         key = hash_parts(key_parts)
-        self._proofs[key] = proof
+        self._proofs[key] = dict(proof)
         if self.folder is not None and self.folder.is_dir():
             write_file(self.folder / key, json.dumps(proof))
 
@@ -54,7 +54,7 @@ class ProofCache:
 @lru_cache
 def open_run_proof_cache() -> ProofCache:
     """Return the proofs that this process shares with the others of its run."""
-    folder = os.environ.get(PROOF_FOLDER)
+    folder = os.environ.get(PROOF_FOLDER_VARIABLE)
     return ProofCache(Path(folder) if folder else None)
 
 
@@ -70,10 +70,10 @@ def structure_fingerprint(model: PreTrainedModel) -> str:
 
     if type(model).__module__.startswith("transformers_modules"):
         return uuid.uuid4().hex
-    settings: dict[str, Any] = {}
-    for name, value in model.config.to_dict().items():
-        if name not in NO_STRUCTURE:
-            settings[name] = value
+    settings: dict[str, object] = {}
+    for setting_name, value in model.config.to_dict().items():
+        if setting_name not in NO_STRUCTURE:
+            settings[setting_name] = value
     weight = next(weight for weight in model.parameters() if weight.is_floating_point())
     device_name = weight.device.type
     if weight.device.type == "cuda":
@@ -81,9 +81,9 @@ def structure_fingerprint(model: PreTrainedModel) -> str:
     # of attention and experts, which a config does not write down
     implementations: set[str] = set()
     for module in model.modules():
-        for name, value in _config_values(module).items():
-            if name.endswith("_implementation_internal"):
-                implementations.add(f"{name} {value}")
+        for setting_name, value in _config_values(module).items():
+            if setting_name.endswith("_implementation_internal"):
+                implementations.add(f"{setting_name} {value}")
     return hash_parts(
         [
             str(type(model)),
@@ -99,9 +99,9 @@ def structure_fingerprint(model: PreTrainedModel) -> str:
     )
 
 
-def _config_values(module: Any) -> Mapping[str, Any]:
+def _config_values(module: object) -> Mapping[str, object]:
     config = getattr(module, "config", None)
-    values: Mapping[str, Any] = getattr(config, "__dict__", {})
+    values: Mapping[str, object] = getattr(config, "__dict__", {})
     return values
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,13 @@ from torch import Tensor, nn
 from potentia.errors import ModelError
 from potentia.extras import Extra, require_extra
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
 BITS = {"8bit": 8, "4bit": 4}
 
 
-def quantization_settings(quantise: str, dtype: torch.dtype) -> Any:
+def quantization_settings(quantise: str, dtype: torch.dtype) -> object:
     """Say in transformers' words how weights are kept."""
     require_extra(Extra.QUANTISE, f"quantise: {quantise}")
     from transformers import BitsAndBytesConfig
@@ -36,7 +39,7 @@ def quantization_settings(quantise: str, dtype: torch.dtype) -> Any:
     )
 
 
-def refuse_quantised_weights(config: Any, quantise: str) -> None:
+def refuse_quantised_weights(config: PreTrainedConfig, quantise: str) -> None:
     """Refuse to quantise weights that lie quantised already."""
     settings = getattr(config, "quantization_config", None)
     if settings is None:
@@ -53,8 +56,8 @@ def refuse_quantised_weights(config: Any, quantise: str) -> None:
 
 
 def quantise_model(
-    model: Any, quantise: str, dtype: torch.dtype, device_map: dict[str, torch.device]
-) -> Any:
+    model: PreTrainedModel, quantise: str, dtype: torch.dtype, device_map: dict[str, torch.device]
+) -> PreTrainedModel:
     """Return a model in memory with its linear layers quantised, as if it had been loaded so from its files."""
     return type(model).from_pretrained(
         None,
@@ -120,7 +123,7 @@ def unpacked(layer: nn.Module, dtype: torch.dtype) -> Tensor:
     return unpack(layer).to(dtype)
 
 
-def _find_unpacker(module: nn.Module) -> Callable[[Any], Tensor] | None:
+def _find_unpacker(module: nn.Module) -> Callable[[object], Tensor] | None:
     """Return what unpacks the weights of a layer of bitsandbytes; None for any other module."""
     if not type(module).__module__.startswith("bitsandbytes."):
         return None

@@ -13,20 +13,23 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from potentia.errors import ModelError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 _PIECE_BYTES = {"cuda": 1 << 30, "cpu": 1 << 22}  # of logits at a time
 _OTHER_PIECE_BYTES = 1 << 26  # on other devices
 LEAST_PIECE = 64  # targets
 _ATTENTION = "potentia"  # what transformers knows our attention by
-# found by trying, once a model: the names of models' bodies, and those of layers that a text reaches
-_BODIES: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
-REACHED: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+# what was found out by running models, once a model: the name of its body, its routers, and the like
+_FINDINGS: weakref.WeakKeyDictionary[nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
+Answer = TypeVar("Answer")
 
 
 class SplitModel:
@@ -37,18 +40,18 @@ class SplitModel:
 
         self.model = model
         self.body = find_body(model)
-        self._output_type: type[Any] = BaseModelOutputWithPastAndCrossAttentions
+        self._output_type: Callable[..., object] = BaseModelOutputWithPastAndCrossAttentions
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
 
-    def hidden(self, ids: Tensor, places: Tensor | None = None) -> Tensor:
+    def hidden(self, token_ids: Tensor, places: Tensor | None = None) -> Tensor:
         """Run the body on right-padded rows: hidden states (R, T, d). Causality makes a padding mask needless."""
         if places is None:
-            output = self.run(input_ids=ids, use_cache=False)
+            output = self.run(input_ids=token_ids, use_cache=False)
         else:
-            output = self.run(input_ids=ids, use_cache=False, position_ids=places)
+            output = self.run(input_ids=token_ids, use_cache=False, position_ids=places)
         return output.last_hidden_state  # type: ignore[no-any-return]
 
-    def run(self, **inputs: Any) -> Any:
+    def run(self, **inputs: object) -> Any:
         """Return everything that the body answers; its type is what the tail expects."""
         output = self.body(**inputs)
         self._output_type = type(output)
@@ -57,12 +60,12 @@ class SplitModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Run the tail alone: logits (N, V) of hidden states (N, d)."""
 
-        def give_hidden_states(*_inputs: Any, **_options: Any) -> Any:
+        def give_hidden_states(*_inputs: object, **_options: object) -> object:
             return self._output_type(last_hidden_state=hidden.unsqueeze(0))
 
-        ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
+        token_ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
         with computing({self.body: give_hidden_states}):
-            output = self.model(input_ids=ids, use_cache=False)
+            output = self.model(input_ids=token_ids, use_cache=False)
         return output.logits.squeeze(0)  # type: ignore[no-any-return]
 
     def losses(self, hidden: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +111,7 @@ class SplitModel:
 
 
 @contextmanager
-def computing(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+def computing(forwards: Mapping[nn.Module, Callable[..., object]]) -> Iterator[None]:
     """Let modules compute by these forwards, set on the instances, inside the block."""
     earlier_forwards = {module: module.__dict__.get("forward") for module in forwards}
     try:
@@ -123,7 +126,7 @@ def computing(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None
 
 
 @contextmanager
-def asking(model: nn.Module, requires_grad: bool) -> Iterator[None]:
+def requiring_gradients(model: nn.Module, requires_grad: bool) -> Iterator[None]:
     """Let all weights of a model ask for gradients, or none, inside the block."""
     earlier_flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
@@ -134,9 +137,9 @@ def asking(model: nn.Module, requires_grad: bool) -> Iterator[None]:
             parameter.requires_grad_(earlier_flag)
 
 
-def configs_of(model: nn.Module) -> list[Any]:
+def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
     """Return the configs that a model's modules read, each once."""
-    configs_by_id: dict[int, Any] = {}
+    configs_by_id: dict[int, PreTrainedConfig] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is not None:
@@ -160,7 +163,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, AttentionSettings], Tensor]
 
 
 @contextmanager
-def attending(configs: Sequence[Any], attend: Attend) -> Iterator[None]:
+def attending(configs: Sequence[PreTrainedConfig], attend: Attend) -> Iterator[None]:
     """Let the models of these configs attend by a function of queries, keys, values (R, T, H, d) and settings."""
     from transformers import AttentionInterface
 
@@ -198,40 +201,47 @@ def attending(configs: Sequence[Any], attend: Attend) -> Iterator[None]:
 
 def find_body(model: nn.Module) -> nn.Module:
     """Find the part that the model's forward calls for hidden states: its base model, or a part of that (OPT)."""
-    if model not in _BODIES:
-        _BODIES[model] = _find_module_name(model, _find_called_part(model))
-    return model.get_submodule(_BODIES[model])
+    body_name = try_once(model, "body", lambda: _find_module_name(model, _find_called_part(model)))
+    return model.get_submodule(body_name)
 
 
-def _find_module_name(model: nn.Module, part: nn.Module) -> str:
+def _find_module_name(model: nn.Module, searched_module: nn.Module) -> str:
     """Return the name of a part of a model; the empty name, which is the model's own, where it is none."""
-    for name, module in model.named_modules():
-        if module is part:
-            return str(name)
+    for module_name, module in model.named_modules():
+        if module is searched_module:
+            return str(module_name)
     return ""
 
 
-def built_alike(model: nn.Module, original: nn.Module) -> None:
-    """Note that a model is a copy of another: what was found of that holds for it."""
-    for names_by_model in (_BODIES, REACHED):
-        if original in names_by_model:
-            names_by_model[model] = names_by_model[original]
+def try_once(model: nn.Module, question: str, run_trial: Callable[[], Answer]) -> Answer:
+    """Return what a trial run of a model answers to a question; the trial is made once a model."""
+    findings = _FINDINGS.setdefault(model, {})
+    if question not in findings:
+        findings[question] = run_trial()
+    answer: Answer = findings[question]
+    return answer
+
+
+def note_built_alike(model: nn.Module, original: nn.Module) -> None:
+    """Note that a model is a copy of another: what trial runs of that showed holds for it."""
+    if original in _FINDINGS:
+        _FINDINGS[model] = dict(_FINDINGS[original])
 
 
 def _find_called_part(model: nn.Module) -> nn.Module:
     """Run the model on two tokens, and return the part of it that is called first."""
-    base = getattr(model, "base_model", model)
+    base_model = getattr(model, "base_model", model)
     called: list[nn.Module] = []
     hooks = [
         module.register_forward_pre_hook(lambda module, _: called.append(module))
-        for module in (base, *base.children())
+        for module in (base_model, *base_model.children())
         if module is not model
     ]
     try:
         with torch.no_grad():
             device = next(model.parameters()).device
-            ids = torch.zeros(1, 2, dtype=torch.long, device=device)
-            model(input_ids=ids, use_cache=False)
+            token_ids = torch.zeros(1, 2, dtype=torch.long, device=device)
+            model(input_ids=token_ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potentia.engine.models.admission import unknown_words_error
 from potentia.errors import INTERRUPTS, ModelError, first_line
 from potentia.limited import LimitError, render_chat
 from potentia.timing import spending
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 Ids = list[int]
 Pair = tuple[Ids, Ids]
@@ -38,15 +41,21 @@ class BosPolicy:
     origin: str
 
     @classmethod
-    def of(cls, tokenizer: Any, config: Any = None, *, declared: bool | None = None) -> BosPolicy:
+    def of(
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PreTrainedConfig | None = None,
+        *,
+        declared: bool | None = None,
+    ) -> BosPolicy:
         """Read the policy from what the tokenizer does with a text, then from what its files and the config declare."""
         prefix_id, origin = _find_prefix(tokenizer, config)
         prefix_text = None
         if prefix_id is not None:
             prefix_text = str(tokenizer.decode([prefix_id])) or None
         has_bos = tokenizer.bos_token_id is not None
-        ids = list(tokenizer("a")["input_ids"])
-        tokenizer_adds = has_bos and ids[:1] == [tokenizer.bos_token_id]
+        token_ids = list(tokenizer("a")["input_ids"])
+        tokenizer_adds = has_bos and token_ids[:1] == [tokenizer.bos_token_id]
         if declared is None:
             tokenizer_settings = getattr(tokenizer, "init_kwargs", None) or {}
             declared = tokenizer_settings.get("add_bos_token")
@@ -58,12 +67,14 @@ class BosPolicy:
             origin=origin,
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the policy as plain values, for manifests and keys."""
         return asdict(self)
 
 
-def _find_prefix(tokenizer: Any, config: Any) -> tuple[int | None, str]:
+def _find_prefix(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig | None
+) -> tuple[int | None, str]:
     """Return the token that stands before an empty context, and where it was found."""
     config = getattr(config, "text_config", None) or config
     for origin, owner, name in (
@@ -87,9 +98,11 @@ class Encoder:
     run share everything.
     """
 
-    def __init__(self, tokenizer: Any, bos: BosPolicy, max_length: int) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, bos_policy: BosPolicy, max_length: int
+    ) -> None:
         self.tokenizer = tokenizer
-        self.bos = bos
+        self.bos = bos_policy
         self.max_length = max_length
         self._pairs: dict[tuple[str, str], Pair] = {}
         self._texts: dict[tuple[str, bool], Ids] = {}
@@ -109,7 +122,7 @@ class Encoder:
         if not self.bos.required:
             return self._encode_cached(texts, special=True)
         encoded = self._encode_cached(texts, special=False)
-        return [self._without_prefix(ids) for ids in encoded]
+        return [self._without_prefix(token_ids) for token_ids in encoded]
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> list[Pair]:
         """Split each (context, continuation) as lm-eval does.
@@ -122,7 +135,7 @@ class Encoder:
         new_pairs = [pair for pair in dict.fromkeys(pairs) if pair not in ids_by_pair]
         split_pairs = self._split_pairs(new_pairs)
         new_ids = dict(zip(new_pairs, split_pairs, strict=True))
-        self._make_room(sum(len(continuation) for _, continuation in split_pairs))
+        self._evict_from_cache(sum(len(continuation) for _, continuation in split_pairs))
         self._pairs |= new_ids
         ids_by_pair |= new_ids
         return [ids_by_pair[pair] for pair in pairs]
@@ -164,22 +177,24 @@ class Encoder:
             return [sequence[0], *sequence[-self.max_length :]], True
         return sequence[-(self.max_length + 1) :], True
 
-    def check_known(self, texts: Iterable[Ids]) -> None:
+    def refuse_unknown_texts(self, texts: Iterable[Ids]) -> None:
         """Refuse texts that are unknown tokens nearly throughout: to the model they are all alike."""
         unknown_id = getattr(self.tokenizer, "unk_token_id", None)
         if unknown_id is None:
             return
         tokens = 0
         unknown_tokens = 0
-        for ids in texts:
-            starts_with_prefix = ids[:1] == [self.bos.prefix_id]
-            tokens += len(ids) - starts_with_prefix
-            unknown_tokens += ids.count(unknown_id)
+        for token_ids in texts:
+            starts_with_prefix = token_ids[:1] == [self.bos.prefix_id]
+            tokens += len(token_ids) - starts_with_prefix
+            unknown_tokens += token_ids.count(unknown_id)
         if tokens >= FEWEST_TOKENS and unknown_tokens >= UNKNOWN_SHARE * tokens:
             raise unknown_words_error(unknown_tokens, tokens)
 
     def _cut_after_context(self, context: Ids, full: Ids) -> Pair:
         """Cut the ids of context and continuation after as many tokens as the context has alone."""
+        if not context:  # a context of characters that the tokenizer drops, such as invisible ones
+            return self._cut_after_prefix(full)
         continuation = full[len(context) :]
         if continuation or full == context:
             return context, continuation
@@ -188,18 +203,18 @@ class Encoder:
             return full[:agreed], full[agreed:]
         return self._cut_after_prefix(full)
 
-    def _cut_after_prefix(self, ids: Ids) -> Pair:
+    def _cut_after_prefix(self, token_ids: Ids) -> Pair:
         """Let a text without a context follow the prefix token, or its own first token where there is none."""
         prefix_id = self.bos.prefix_id
-        if prefix_id is None or ids[:1] == [prefix_id]:
-            return ids[:1], ids[1:]
-        return [prefix_id], ids
+        if prefix_id is None or token_ids[:1] == [prefix_id]:
+            return token_ids[:1], token_ids[1:]
+        return [prefix_id], token_ids
 
-    def _without_prefix(self, ids: Ids) -> Ids:
+    def _without_prefix(self, token_ids: Ids) -> Ids:
         """Return a text's ids without the prefix token at their beginning."""
-        if ids[:1] == [self.bos.prefix_id]:
-            return ids[1:]
-        return ids
+        if token_ids[:1] == [self.bos.prefix_id]:
+            return token_ids[1:]
+        return token_ids
 
     def _encode_cached(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
         """Return the ids of texts, tokenising only those that are not cached."""
@@ -210,14 +225,14 @@ class Encoder:
                 ids_by_text[text] = cached_ids
         new_texts = [text for text in dict.fromkeys(texts) if text not in ids_by_text]
         new_ids = self._encode(new_texts, special=special)
-        self._make_room(sum(len(ids) for ids in new_ids))
-        for text, ids in zip(new_texts, new_ids, strict=True):
-            ids_by_text[text] = ids
-            self._texts[text, special] = ids
+        self._evict_from_cache(sum(len(token_ids) for token_ids in new_ids))
+        for text, token_ids in zip(new_texts, new_ids, strict=True):
+            ids_by_text[text] = token_ids
+            self._texts[text, special] = token_ids
         return [ids_by_text[text] for text in texts]
 
-    def _make_room(self, tokens: int) -> None:
-        """Forget everything where so many tokens more would be too many; whoever needs them still has them in hand."""
+    def _evict_from_cache(self, tokens: int) -> None:
+        """Empty the cache where so many tokens more would be too many, and count them; callers keep what they hold."""
         if self._cached_tokens + tokens > CACHED_TOKENS:
             self._texts.clear()
             self._pairs.clear()
@@ -239,8 +254,8 @@ class Encoder:
         with spending("tokenise"):
             for indices, adds_special in ((with_special, True), (without_special, False)):
                 encoded = self._encode_alike([texts[i] for i in indices], special=adds_special)
-                for index, ids in zip(indices, encoded, strict=True):
-                    result[index] = ids
+                for index, token_ids in zip(indices, encoded, strict=True):
+                    result[index] = token_ids
         return result
 
     def _starts_with_prefix_text(self, text: str) -> bool:
@@ -256,7 +271,7 @@ class Encoder:
         prefix_id = self.bos.prefix_id
         lacks_bos = self.bos.required and not self.bos.tokenizer_adds
         if special and lacks_bos and prefix_id is not None:
-            return [[prefix_id, *ids] for ids in encoded]
+            return [[prefix_id, *token_ids] for token_ids in encoded]
         return encoded
 
     def _ask_tokenizer(self, texts: list[str], special: bool) -> list[Ids]:
@@ -268,7 +283,7 @@ class Encoder:
         except (Exception, *INTERRUPTS):
             raise
         except BaseException as panic:
-            raise ModelError(f"its tokenizer breaks down: {first_line(panic)}") from panic
+            raise ModelError(f"its tokenizer fails: {first_line(panic)}") from panic
 
 
 def _replace_surrogates(text: str) -> str:
@@ -278,12 +293,12 @@ def _replace_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _encode_slow(tokenizer: Any, texts: list[str], special: bool) -> list[Ids]:
+def _encode_slow(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool) -> list[Ids]:
     """Tokenise with transformers' tokenizer."""
     encoded = tokenizer(
         texts, add_special_tokens=special, padding=False, truncation=False, verbose=False
     )
-    return [list(ids) for ids in encoded["input_ids"]]
+    return [list(token_ids) for token_ids in encoded["input_ids"]]
 
 
 def _encode_fast(backend: Any, texts: list[str], special: bool) -> list[Ids]:
@@ -293,7 +308,7 @@ def _encode_fast(backend: Any, texts: list[str], special: bool) -> list[Ids]:
     return [entry.ids for entry in backend.encode_batch_fast(texts, add_special_tokens=special)]
 
 
-def _find_rust_tokenizer(tokenizer: Any) -> Any:
+def _find_rust_tokenizer(tokenizer: PreTrainedTokenizerBase) -> object:
     """Return the Rust tokenizer beneath, where it alone decides the ids; asking it directly is three times faster."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not hasattr(backend, "encode_batch_fast"):
@@ -314,17 +329,17 @@ def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
     return stripped, context[len(stripped) :] + continuation
 
 
-def count_common_prefix(ids: Ids, other_ids: Ids) -> int:
+def count_common_prefix(token_ids: Ids, other_ids: Ids) -> int:
     """Count the tokens on which two sequences agree from the start, by bisection over slices."""
     agreed = 0
-    differing = min(len(ids), len(other_ids))
-    if ids[:differing] == other_ids[:differing]:
+    differing = min(len(token_ids), len(other_ids))
+    if token_ids[:differing] == other_ids[:differing]:
         return differing
     while True:  # ids[:agreed] is the same in both, ids[:differing] is not
         middle = (agreed + differing) // 2
         if middle == agreed:
             return agreed
-        if ids[agreed:middle] == other_ids[agreed:middle]:
+        if token_ids[agreed:middle] == other_ids[agreed:middle]:
             agreed = middle
         else:
             differing = middle
@@ -334,14 +349,16 @@ Messages = list[dict[str, str]]
 _END = "END-OF-THE-LAST-MESSAGE "
 
 
-def chat_template(tokenizer: Any) -> Callable[[Messages], str] | None:
+def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[[Messages], str] | None:
     """Return the tokenizer's chat template as a function of messages, or None where it has none."""
     if not getattr(tokenizer, "chat_template", None):
         return None
     return lambda messages: write_chat(tokenizer, messages)
 
 
-def write_chat(tokenizer: Any, messages: Messages, *, reply: bool = True) -> str:
+def write_chat(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, *, reply: bool = True
+) -> str:
     """Write messages up to the model's reply, or, without ``reply``, so that the last message goes on.
 
     Templates are a stranger's: they are rendered within limits. Some refuse a system message: it is left out then, as
@@ -357,8 +374,8 @@ def write_chat(tokenizer: Any, messages: Messages, *, reply: bool = True) -> str
     marked_message = {**last_message, "content": last_message["content"] + _END}
     marked_messages = [*messages[:-1], marked_message]
     text = _render_messages(template, special_tokens, marked_messages, reply=False)
-    before, end, _ = text.rpartition(_END.strip())
-    if not end:
+    before, end_mark, _ = text.rpartition(_END.strip())
+    if not end_mark:
         raise ModelError("its chat template leaves out the last message")
     if _END in text:
         return before
@@ -402,6 +419,6 @@ def _check_chat_template(
         if role == "user" and mark not in text:
             raise ModelError(
                 "its chat template leaves out what the user says",
-                hint="mend the template in tokenizer_config.json or chat_template.jinja, or set chat: never",
+                hint="correct the template in tokenizer_config.json or chat_template.jinja, or set chat: never",
             )
     _complete_templates.add((template, roles))

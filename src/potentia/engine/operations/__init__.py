@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from potentia.timing import spending
 if TYPE_CHECKING:
     from potentia.engine.layers.row_layout import AdapterGroup, LaneRoute
     from potentia.engine.operations.compared import ComparedKernels
+    from potentia.engine.operations.grouped import RowGroups
 
 # tokens that attention treats at a time; a tile never looks beyond its part of the long row
 TILE = 64
@@ -50,7 +51,7 @@ class Rows:
 
 
 class Gain(NamedTuple):
-    """How a root-mean-square norm multiplies (d,): some models keep their weights less one, ``more`` is what to add."""
+    """How a root-mean-square norm multiplies (d,): some models keep their weights less one, ``offset`` is added."""
 
     weight: Tensor
     epsilon: float
@@ -83,13 +84,19 @@ class Operations(Protocol):
     ) -> Tensor:
         """Turn the first heads of ``x`` by the tokens' angles, or back by them, in place."""
 
-    def gate(self, both: Tensor, gelu: bool = False) -> Tensor:
-        """Return silu(g) · u, or gelu(g) · u, of ``both``."""
+    def gate(self, gates: Tensor, gelu: bool = False) -> Tensor:
+        """Return silu(g) · u, or gelu(g) · u, of ``gates``, g in their first half and u in their second."""
 
     def gate_back_(
-        self, both: Tensor, slope: Tensor, gelu: bool = False, keep: bool = True
+        self, gates: Tensor, gradient: Tensor, gelu: bool = False, keep: bool = True
     ) -> None:
-        """Replace ``both`` by its gradient, given the product's."""
+        """Replace ``gates`` by their gradient, given the product's, and that by the product where it is kept."""
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, places: Tensor) -> Tensor:
+        """Return each channel's convolution with its filter, each token with earlier ones of its row."""
+
+    def convolve_back(self, dy: Tensor, weight: Tensor, places: Tensor) -> Tensor:
+        """Return the gradient at a convolution's input."""
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, rows: RowBounds, scale: float, window: int | None
@@ -134,9 +141,26 @@ class Operations(Protocol):
         """Add the adapters' share to ``dx``; returns the gradients of the inner values."""
 
     def sum_adapter_gradients(
-        self, x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group: AdapterGroup, route: LaneRoute
+        self,
+        x: Tensor,
+        dy: Tensor,
+        inner: Tensor,
+        inner_gradient: Tensor,
+        group: AdapterGroup,
+        route: LaneRoute,
     ) -> None:
         """Add the adapters' own gradients to the lanes' sums."""
+
+    def group_inner_values(self, x: Tensor, factors: Tensor, groups: RowGroups) -> Tensor:
+        """Return the products of rows with the factors of their group, a few numbers a row."""
+
+    def add_group_outputs_(
+        self, inner: Tensor, factors: Tensor, y: Tensor, groups: RowGroups
+    ) -> None:
+        """Add to ``y`` the products of inner values with the factors of their group."""
+
+    def group_gradients(self, inner: Tensor, x: Tensor, groups: RowGroups) -> Tensor:
+        """Return the gradients of every group's factors, in float32."""
 
     def loss(self, logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return cross-entropies at the targets, and the gradient of their weighted sum."""
@@ -147,12 +171,24 @@ class Operations(Protocol):
         first: Tensor,
         second: Tensor,
         grads: Tensor,
-        work: Tensor,
+        working_copy: Tensor,
         factors: Tensor,
         settings: Tensor,
         norms: Tensor,
     ) -> None:
         """Update the rows that are active and sound, with their working copies, and clear all gradients."""
+
+    def compiling(self, kind: str, /) -> AbstractContextManager[None] | None:
+        """Return a context in which kernels are compiled and not run; None where there is nothing to compile."""
+
+
+class Kernels(Operations, Protocol):
+    """The operations as Triton kernels, and one kernel more."""
+
+    def fused_drop(
+        self, x: Tensor, keys: Tensor, mix: int, p: float, add: Tensor | None = None
+    ) -> Tensor:
+        """Return ``x`` after dropout by its tokens' keys, plus ``add``."""
 
 
 _chosen: ContextVar[Operations | None] = ContextVar("operations", default=None)
@@ -184,8 +220,7 @@ def kernels_for(device: torch.device) -> Operations | None:
     """Return the kernels, or None where they do not run."""
     if device.type != "cuda":
         return None
-    kernels: Operations | None = triton_kernels()
-    return kernels
+    return triton_kernels()
 
 
 def compared_kernels(device: torch.device, dtype: torch.dtype) -> ComparedKernels | None:
@@ -211,16 +246,17 @@ def choosing(chosen: Operations | None) -> Iterator[None]:
         _chosen.reset(token)
 
 
-def ready(module: Any, kind: str, work: Callable[[], object]) -> None:
+def compile_kernels(chosen: Operations, kind: str, work: Callable[[], object]) -> None:
     """Compile the kernels of some work, where operations have any, side by side and without running them."""
-    if hasattr(module, "readying"):
+    compiling = chosen.compiling(kind)
+    if compiling is not None:
         # not the check's time: a run without checks would wait as long
-        with spending("compile"), module.readying(kind):
+        with spending("compile"), compiling:
             work()
 
 
 @cache
-def triton_kernels() -> Any:
+def triton_kernels() -> Kernels | None:
     """Return the module of kernels, or None where Triton is not installed."""
     try:
         from potentia.engine.operations import kernels

@@ -1,9 +1,9 @@
 """Operations computed twice, by kernels and plainly: in 16 bits a pass hides what one operation shows.
 
-The structure of a form is judged in float32 by the plain operations (see ``engine.proof.training_check``), so kernels
-are not compiled for numbers that no run computes with. That they compute what the plain ones do is judged here, in
+The structure of a form is compared in float32 by the plain operations (see ``engine.proof.training_check``), so kernels
+are not compiled for numbers that no run computes with. That they compute what the plain ones do is checked here, in
 the dtype of the run and on its own values, operation by operation: rounding is a hundredth there, where the gradient
-of a whole model may be off by half of its size. What all calls of a pass give is judged together: a layer whose
+of a whole model may be off by half of its size. What all calls of a pass give is compared together: a layer whose
 gradients cancel is rounding alone.
 """
 
@@ -28,14 +28,23 @@ if TYPE_CHECKING:
 FORWARD_SHARE = 0.05
 BACKWARD_SHARE = 0.09
 BACKWARD_OPERATIONS = frozenset(
-    {"norm_back", "gate_back_", "attend_back", "backpropagate_adapters", "sum_adapter_gradients"}
+    {
+        "norm_back",
+        "gate_back_",
+        "convolve_back",
+        "attend_back",
+        "backpropagate_adapters",
+        "sum_adapter_gradients",
+        "group_gradients",
+    }
 )
 # arguments that an operation writes to, by name
 WRITTEN_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "add_adapter_outputs": ("y",),
+    "add_group_outputs_": ("y",),
     "backpropagate_adapters": ("dx",),
     "attend_back": ("into",),
-    "gate_back_": ("both", "slope"),
+    "gate_back_": ("gates", "gradient"),
     "rotate_": ("x",),
     "update_": ("weights",),
 }
@@ -53,41 +62,44 @@ class ComparedKernels:
         # by operation: squares of differences and of results, call by call (results, 2)
         self._squares: dict[str, list[Tensor]] = {}
 
-    def judge(self) -> dict[str, float]:
+    def check_distances(self) -> dict[str, float]:
         """Return how far kernels are off, as shares of all their results; refuse what is off by more than rounding."""
         shares: dict[str, float] = {}
-        for name, squares in self._squares.items():
+        for operation, squares in self._squares.items():
             sums = torch.stack(squares).double().sum(0)  # (results, 2)
             share = float((sums[:, 0] / sums[:, 1].clamp(min=1e-30)).max().sqrt())
-            allowed = BACKWARD_SHARE if name in BACKWARD_OPERATIONS else FORWARD_SHARE
+            allowed = BACKWARD_SHARE if operation in BACKWARD_OPERATIONS else FORWARD_SHARE
             if not share <= allowed:
-                raise ArithmeticError(f"the kernel of {name} is off by {share:.1e} of its results")
-            shares[name] = float(f"{share:.1e}")
+                raise ArithmeticError(
+                    f"the kernel of {operation} is off by {share:.1e} of its results"
+                )
+            shares[operation] = float(f"{share:.1e}")
         return shares
 
     @contextmanager
-    def _compile_alone(
-        self, readying: Callable[..., AbstractContextManager[None]], *kind: str
-    ) -> Iterator[None]:
+    def _compile_alone(self, compiling: AbstractContextManager[None]) -> Iterator[None]:
         """Let kernels be compiled alone inside the block: they write nothing that could be compared."""
         self._compiling_alone = True
         try:
-            with readying(*kind):
+            with compiling:
                 yield
         finally:
             self._compiling_alone = False
 
+    def compiling(self, kind: str, /) -> AbstractContextManager[None] | None:
+        """Return a context in which kernels are compiled and not run; None where there is nothing to compile."""
+        compiling = self.kernels.compiling(kind)
+        return None if compiling is None else self._compile_alone(compiling)
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         kernel: Callable[..., Any] = getattr(self.kernels, name)
-        if name == "readying":
-            return partial(self._compile_alone, kernel)
         if self._compiling_alone:
             return kernel
         return partial(self._call_both, name, kernel, getattr(plain, name))
 
     def _call_both(
         self,
-        name: str,
+        operation: str,
         kernel: Callable[..., Any],
         plain_operation: Callable[..., Any],
         *args: Any,
@@ -97,32 +109,32 @@ class ComparedKernels:
         bound = inspect.signature(plain_operation).bind(*args, **options)
         arguments = bound.arguments
         copies = {key: _copy(value) for key, value in arguments.items()}
-        like = args[0]
+        first_tensor = args[0]
         sums: list[Tensor] = []
-        if name == "sum_adapter_gradients":
+        if operation == "sum_adapter_gradients":
             sums = _adapter_gradients(arguments["group"], arguments["route"])
         sums_before = _copy(sums)
         result = kernel(*args, **options)
         sums_of_kernel = _copy(sums)
-        kernel_values = _values_of_call(name, result, arguments, sums, like)
+        kernel_values = _values_of_call(operation, result, arguments, sums, first_tensor)
         _put(sums, sums_before)
         plain_result = plain_operation(**copies)
-        plain_values = _values_of_call(name, plain_result, copies, sums, like)
+        plain_values = _values_of_call(operation, plain_result, copies, sums, first_tensor)
         _put(sums, sums_of_kernel)
         squares = [
             _squares_of(ours, theirs)
             for ours, theirs in zip(kernel_values, plain_values, strict=True)
         ]
-        self._squares.setdefault(name, []).append(torch.stack(squares))
+        self._squares.setdefault(operation, []).append(torch.stack(squares))
         return result
 
 
 def _values_of_call(
-    name: str, result: Any, arguments: dict[str, Any], sums: list[Tensor], like: Tensor
+    operation: str, result: Any, arguments: dict[str, Any], sums: list[Tensor], like: Tensor
 ) -> list[Tensor]:
     """Return all that a call computed: its results, the arguments that it wrote to, and the sums that it added to."""
     values = list(_tensors_in(result))
-    for argument in WRITTEN_ARGUMENTS.get(name, ()):
+    for argument in WRITTEN_ARGUMENTS.get(operation, ()):
         values.append(_join(arguments.get(argument), like))
     values.append(_join(sums, like))
     return values
@@ -133,9 +145,9 @@ def _adapter_gradients(group: AdapterGroup, route: LaneRoute) -> list[Tensor]:
     return [route.bank.grads[:, site.offset : site.offset + site.size] for site in group.sites]
 
 
-def _squares_of(ours: Tensor, theirs: Tensor) -> Tensor:
+def _squares_of(kernel_result: Tensor, theirs: Tensor) -> Tensor:
     """Return ‖ours − theirs‖² and ‖theirs‖²."""
-    precise_ours = ours.detach().float()
+    precise_ours = kernel_result.detach().float()
     precise_theirs = theirs.detach().float()
     difference = (precise_ours - precise_theirs).square().sum()
     return torch.stack([difference, precise_theirs.square().sum()])

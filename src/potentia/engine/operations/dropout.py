@@ -30,21 +30,21 @@ def _mix64(value: Words) -> Words:
 
 
 def token_keys(
-    seeds: Numbers, steps: Numbers, rows: Numbers, tokens: Numbers
+    seeds: Numbers, steps: Numbers, batch_indices: Numbers, tokens: Numbers
 ) -> npt.NDArray[np.int32]:
     """Make a 31-bit key per token: from its lane's seed and step, its row's place in the batch, its place in the row.
 
-    The first three have one entry per row and ``tokens`` any shape that they broadcast against.
+    All four broadcast against each other.
     """
-    return keys_within(row_keys(seeds, steps, rows), tokens)
+    return keys_within(row_keys(seeds, steps, batch_indices), tokens)
 
 
-def row_keys(seeds: Numbers, steps: Numbers, rows: Numbers) -> Words:
+def row_keys(seeds: Numbers, steps: Numbers, batch_indices: Numbers) -> Words:
     """Make the part of a key that the tokens of a row share."""
     with np.errstate(over="ignore"):
         key = _mix64(seeds.astype(np.uint64) + np.uint64(_STEP))
         key = _mix64(key ^ (steps.astype(np.uint64) + np.uint64(0x51ED2701)))
-        return _mix64(key ^ (rows.astype(np.uint64) + np.uint64(0xA5A5A5A5)))
+        return _mix64(key ^ (batch_indices.astype(np.uint64) + np.uint64(0xA5A5A5A5)))
 
 
 def keys_within(row: Words, tokens: Numbers) -> npt.NDArray[np.int32]:
@@ -63,18 +63,20 @@ def _signed(value: int) -> int:
     return value - (1 << 32) if value >= (1 << 31) else value
 
 
-def keep_mask(keys: Tensor, layer: int, width: int, p: float) -> Tensor:
+def keep_mask(keys: Tensor, layer: int, width: int, probability: float) -> Tensor:
     """Draw the mask (…, D), true where an element is kept, for tokens with ``keys`` (…)."""
     if width % 2:
-        return keep_mask(keys, layer, width + 1, p)[..., :width]
-    h = torch.arange(width // 2, dtype=torch.int32, device=keys.device)
-    h = torch.bitwise_xor(h, (keys * 2 + layer_mix(layer)).unsqueeze(-1))
-    h.bitwise_xor_((h >> 16).bitwise_and_(0xFFFF))
-    h.mul_(_signed(0x85EBCA6B))
-    h.bitwise_xor_((h >> 13).bitwise_and_(0x7FFFF))
-    h.mul_(_signed(0xC2B2AE35))
-    h.bitwise_xor_((h >> 16).bitwise_and_(0xFFFF))
-    return h.view(torch.int16) >= round(p * 65536) - 32768  # draws are signed: −2^15 … 2^15 − 1
+        return keep_mask(keys, layer, width + 1, probability)[..., :width]
+    hashed = torch.arange(width // 2, dtype=torch.int32, device=keys.device)
+    hashed = torch.bitwise_xor(hashed, (keys * 2 + layer_mix(layer)).unsqueeze(-1))
+    hashed.bitwise_xor_((hashed >> 16).bitwise_and_(0xFFFF))
+    hashed.mul_(_signed(0x85EBCA6B))
+    hashed.bitwise_xor_((hashed >> 13).bitwise_and_(0x7FFFF))
+    hashed.mul_(_signed(0xC2B2AE35))
+    hashed.bitwise_xor_((hashed >> 16).bitwise_and_(0xFFFF))
+    return (
+        hashed.view(torch.int16) >= round(probability * 65536) - 32768
+    )  # draws are signed: −2^15 … 2^15 − 1
 
 
 class Dropout:
@@ -90,7 +92,7 @@ class Dropout:
         near = x.is_cuda and x.device.index == torch.cuda.current_device()
         kernels = triton_kernels() if near and x.shape[-1] % 2 == 0 else None
         if kernels is not None:  # cheaper to draw again than to keep
-            return kernels.fused_drop(x, self.keys, layer_mix(self.layer), self.p, add)  # type: ignore[no-any-return]
+            return kernels.fused_drop(x, self.keys, layer_mix(self.layer), self.p, add)
         if self._factors is None:
             mask = keep_mask(self.keys, self.layer, x.shape[-1], self.p)
             self._factors = mask.to(x.dtype).mul_(1.0 / (1.0 - self.p)).view_as(x)

@@ -1,4 +1,4 @@
-"""The operations of a static pass in plain tensor operations: what ``kernels`` must equal, and what a processor runs.
+"""The operations of a packed pass in plain tensor operations: what ``kernels`` must equal, and what a processor runs.
 
 Every function here has a namesake there. They work on tokens of one long row (N, …), compute no gradient of a base
 weight, and leave nothing to autograd: forward and backward are two functions.
@@ -16,22 +16,36 @@ from torch import Tensor
 from potentia.engine.operations.dropout import keep_mask
 
 if TYPE_CHECKING:
+    from potentia.engine.layers.adapter_bank import AdapterSite
     from potentia.engine.layers.row_layout import AdapterGroup, LaneRoute
     from potentia.engine.operations import Gain, RowBounds
+    from potentia.engine.operations.grouped import RowGroups
+
+
+def compiling(kind: str, /) -> None:
+    """Return None: plain operations have nothing to compile."""
+    return None
 
 
 def norm(x: Tensor, gain: Gain, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the norm of stretches (N, k · d), each times the gain (d,), and the stretches' factors (N · k,)."""
-    wide = x.float().reshape(x.shape[0], -1, gain.weight.shape[0])
-    scale = torch.rsqrt(wide.square().mean(dim=-1) + gain.epsilon)
-    out = (wide * scale.unsqueeze(-1) * _factors(gain)).flatten(1).to(x.dtype)
-    return out if into is None else into.copy_(out), scale.flatten()
+    """Return the norm of stretches (N, k · d), each times the gain (d,), and the stretches' factors (N · k,).
+
+    Of a stretch x it is s · x ∘ gain, with the factor s = (mean x² + ε)^(−½).
+    """
+    stretches = _view_stretches(x, gain)
+    scale = torch.rsqrt(stretches.square().mean(dim=-1) + gain.epsilon)
+    normed = stretches * scale.unsqueeze(-1) * _read_factors(gain)
+    output = normed.flatten(1).to(x.dtype)
+    if into is not None:
+        output = into.copy_(output)
+    return output, scale.flatten()
 
 
 def add_norm(x: Tensor, add: Tensor, gain: Gain) -> tuple[Tensor, Tensor, Tensor]:
     """Return x + add, its norm and its factors."""
     total = x + add
-    return total, *norm(total, gain)
+    normed, scale = norm(total, gain)
+    return total, normed, scale
 
 
 def norm_back(
@@ -42,17 +56,30 @@ def norm_back(
     add: Tensor | None = None,
     into: Tensor | None = None,
 ) -> Tensor:
-    """Return the gradient at a norm's input, plus ``add`` where given."""
-    sizes = x.shape[0], -1, gain.weight.shape[0]
-    slope, factor = dy.float().reshape(sizes) * _factors(gain), scale.view(x.shape[0], -1, 1)
-    unit = x.float().reshape(sizes) * factor
-    dx = ((slope - unit * (slope * unit).mean(dim=-1, keepdim=True)) * factor).flatten(1)
-    out = (dx if add is None else dx + add.float()).to(x.dtype)
-    return out if into is None else into.copy_(out)
+    """Return the gradient at a norm's input, plus ``add`` where given.
+
+    It is s · (g − u · mean(g ∘ u)), with g = dy ∘ gain and u = s · x.
+    """
+    factor = scale.view(x.shape[0], -1, 1)
+    normed = _view_stretches(x, gain) * factor
+    unit_gradient = _view_stretches(dy, gain) * _read_factors(gain)
+    along = (unit_gradient * normed).mean(dim=-1, keepdim=True)
+    dx = ((unit_gradient - normed * along) * factor).flatten(1)
+    if add is not None:
+        dx = dx + add.float()
+    input_gradient = dx.to(x.dtype)
+    return input_gradient if into is None else into.copy_(input_gradient)
 
 
-def _factors(gain: Gain) -> Tensor:
-    return gain.weight.float() + gain.offset if gain.offset else gain.weight.float()
+def _view_stretches(x: Tensor, gain: Gain) -> Tensor:
+    """Return rows (N, k · d) in float32 as stretches (N, k, d) of a gain's width."""
+    return x.float().reshape(x.shape[0], -1, gain.weight.shape[0])
+
+
+def _read_factors(gain: Gain) -> Tensor:
+    """Return what a norm multiplies by, in float32."""
+    weight = gain.weight.float()
+    return weight + gain.offset if gain.offset else weight
 
 
 def rotate_(
@@ -62,12 +89,12 @@ def rotate_(
 
     Where there are fewer angles than numbers in a head, only the head's first numbers are turned.
     """
-    half = min(head, cos.shape[1]) // 2
+    half_width = min(head, cos.shape[1]) // 2
     by_head = x[:, : heads * head].view(x.shape[0], heads, head)
-    first_half = by_head[:, :, :half]
-    second_half = by_head[:, :, half : 2 * half]
-    cosines = cos[:, None, :half].float()
-    sines = sin[:, None, :half].float()
+    first_half = by_head[:, :, :half_width]
+    second_half = by_head[:, :, half_width : 2 * half_width]
+    cosines = cos[:, None, :half_width].float()
+    sines = sin[:, None, :half_width].float()
     if back:
         sines = -sines
     first = first_half.float()
@@ -79,31 +106,71 @@ def rotate_(
     return x
 
 
-GELU = (
-    2 * (2 / math.pi) ** 0.5,
-    0.044715,
-)  # gelu by tanh is g · sigmoid(a (g + b g³)); silu is g · sigmoid(g)
+# gelu by tanh is g · sigmoid(SLOPE · (g + CUBIC · g³)); silu is g · sigmoid(g)
+GELU_SLOPE = 2 * (2 / math.pi) ** 0.5
+GELU_CUBIC = 0.044715
 
 
-def gate(both: Tensor, gelu: bool = False) -> Tensor:
-    """Return silu(g) · u, or gelu(g) · u (N, f), of ``both`` (N, 2f), g in its first half and u in its second."""
-    g, u = both.float().chunk(2, dim=1)
-    opened = (
-        torch.nn.functional.gelu(g, approximate="tanh") if gelu else torch.nn.functional.silu(g)
-    )
-    return (opened * u).to(both.dtype)
+def gate(gates: Tensor, gelu: bool = False) -> Tensor:
+    """Return silu(g) · u, or gelu(g) · u (N, f), of ``gates`` (N, 2f), g in its first half and u in its second."""
+    opening, up_branch = gates.float().chunk(2, dim=1)
+    if gelu:
+        opened = torch.nn.functional.gelu(opening, approximate="tanh")
+    else:
+        opened = torch.nn.functional.silu(opening)
+    return (opened * up_branch).to(gates.dtype)
 
 
-def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False, keep: bool = True) -> None:
-    """Replace ``both`` by its gradient, given the product's, and that by the product, where it is to be kept."""
-    g, u = both.float().chunk(2, dim=1)
-    wide, product = slope.float(), gate(both, gelu) if keep else slope
-    a, b = GELU
-    opened = torch.sigmoid(a * (g + b * g**3) if gelu else g)
-    gated = g * opened
-    steep = gated * (1 - opened) * (a * (1 + 3 * b * g * g) if gelu else 1.0)
-    both.copy_(torch.cat([wide * u * (opened + steep), wide * gated], dim=1))
-    slope.copy_(product)
+def gate_back_(gates: Tensor, gradient: Tensor, gelu: bool = False, keep: bool = True) -> None:
+    """Replace ``gates`` by their gradient, given the product's, and that by the product, where it is to be kept.
+
+    With g · σ(a) for the gate's opening, its derivative is σ(a) + g · σ(a) · (1 − σ(a)) · a′.
+    """
+    opening, up_branch = gates.float().chunk(2, dim=1)
+    product_gradient = gradient.float()
+    product = gate(gates, gelu) if keep else None
+    if gelu:
+        argument = GELU_SLOPE * (opening + GELU_CUBIC * opening**3)
+        argument_slope = GELU_SLOPE * (1 + 3 * GELU_CUBIC * opening * opening)
+    else:
+        argument = opening
+        argument_slope = torch.ones_like(opening)
+    sigmoid = torch.sigmoid(argument)
+    gated = opening * sigmoid
+    steepness = gated * (1 - sigmoid) * argument_slope
+    opening_gradient = product_gradient * up_branch * (sigmoid + steepness)
+    up_gradient = product_gradient * gated
+    gates.copy_(torch.cat([opening_gradient, up_gradient], dim=1))
+    if product is not None:
+        gradient.copy_(product)
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, places: Tensor) -> Tensor:
+    """Return each channel's convolution (N, C) with its filter of ``weight`` (C, K), within rows.
+
+    A token's answer is the sum of weight[K − 1 − j] · x of the token j before it, where its row reaches so far back;
+    ``places`` (N,) says how many tokens of its row come before a token.
+    """
+    tap_count = weight.shape[1]
+    convolved = x.float() * weight[:, -1].float()
+    if bias is not None:
+        convolved += bias.float()
+    for shift in range(1, tap_count):
+        earlier = x[:-shift].float() * weight[:, tap_count - 1 - shift].float()
+        is_in_row = (places[shift:] >= shift).unsqueeze(1)
+        convolved[shift:] += earlier.masked_fill(~is_in_row, 0.0)
+    return convolved.to(x.dtype)
+
+
+def convolve_back(dy: Tensor, weight: Tensor, places: Tensor) -> Tensor:
+    """Return the gradient at the input (N, C) of a convolution, given its result's."""
+    tap_count = weight.shape[1]
+    gradient = dy.float() * weight[:, -1].float()
+    for shift in range(1, tap_count):
+        later = dy[shift:].float() * weight[:, tap_count - 1 - shift].float()
+        is_in_row = (places[shift:] >= shift).unsqueeze(1)
+        gradient[:-shift] += later.masked_fill(~is_in_row, 0.0)
+    return gradient.to(dy.dtype)
 
 
 def attend(
@@ -111,15 +178,15 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Return the answers (N, H, d) to queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
     group = q.shape[1] // k.shape[1]
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     log_sums = torch.empty(q.shape[1::-1], device=q.device)
-    for span in _lane_spans(rows):
-        scores, unseen = _scores(q, k, rows.first, span, scale, window)
-        log_sums[:, span] = torch.logsumexp(scores, dim=-1)
-        shares = torch.exp(scores - log_sums[:, span].unsqueeze(-1)).masked_fill(unseen, 0.0)
-        values = v[span].repeat_interleave(group, dim=1).float()
-        out[span] = torch.einsum("hmn,nhd->mhd", shares, values).to(q.dtype)
-    return out, log_sums
+    for lane_span in _lane_spans(rows):
+        scores, unseen = _scores(q, k, rows.first, lane_span, scale, window)
+        log_sums[:, lane_span] = torch.logsumexp(scores, dim=-1)
+        shares = torch.exp(scores - log_sums[:, lane_span].unsqueeze(-1)).masked_fill(unseen, 0.0)
+        values = v[lane_span].repeat_interleave(group, dim=1).float()
+        attended[lane_span] = torch.einsum("hmn,nhd->mhd", shares, values).to(q.dtype)
+    return attended, log_sums
 
 
 def attend_back(
@@ -141,20 +208,20 @@ def attend_back(
     key_heads = k.shape[1]
     group = q.shape[1] // key_heads
     query_gradient, key_gradient, value_gradient = into
-    for span in _lane_spans(rows):
-        scores, unseen = _scores(q, k, rows.first, span, scale, window)
-        shares = torch.exp(scores - lse[:, span].unsqueeze(-1)).masked_fill(unseen, 0.0)
-        answer_gradient = dout[span].float()
-        keys = k[span].repeat_interleave(group, dim=1).float()
-        values = v[span].repeat_interleave(group, dim=1).float()
+    for lane_span in _lane_spans(rows):
+        scores, unseen = _scores(q, k, rows.first, lane_span, scale, window)
+        shares = torch.exp(scores - lse[:, lane_span].unsqueeze(-1)).masked_fill(unseen, 0.0)
+        answer_gradient = dout[lane_span].float()
+        keys = k[lane_span].repeat_interleave(group, dim=1).float()
+        values = v[lane_span].repeat_interleave(group, dim=1).float()
         share_gradient = torch.einsum("mhd,nhd->hmn", answer_gradient, values)
         along = (shares * share_gradient).sum(dim=-1, keepdim=True)
         score_gradient = shares * (share_gradient - along) * scale
-        query_gradient[span] = torch.einsum("hmn,nhd->mhd", score_gradient, keys).to(q.dtype)
-        of_keys = torch.einsum("hmn,mhd->nhd", score_gradient, q[span].float())
+        query_gradient[lane_span] = torch.einsum("hmn,nhd->mhd", score_gradient, keys).to(q.dtype)
+        of_keys = torch.einsum("hmn,mhd->nhd", score_gradient, q[lane_span].float())
         of_values = torch.einsum("hmn,mhd->nhd", shares, answer_gradient)
-        key_gradient[span] = _sum_groups(of_keys, key_heads).to(k.dtype)
-        value_gradient[span] = _sum_groups(of_values, key_heads).to(v.dtype)
+        key_gradient[lane_span] = _sum_groups(of_keys, key_heads).to(k.dtype)
+        value_gradient[lane_span] = _sum_groups(of_values, key_heads).to(v.dtype)
 
 
 def _sum_groups(by_query_head: Tensor, key_heads: int) -> Tensor:
@@ -170,15 +237,16 @@ def _lane_spans(rows: RowBounds) -> list[slice]:
 
 
 def _scores(
-    q: Tensor, k: Tensor, first: Tensor, span: slice, scale: float, window: int | None
+    q: Tensor, k: Tensor, first: Tensor, lane_span: slice, scale: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
     """Return scaled products (H, n, n) in a lane, −∞ where a token does not see another, and where that is (n, n)."""
-    at = torch.arange(span.start, span.stop, device=q.device)
-    unseen = (at > at[:, None]) | (at < first[span, None])
+    keys_at = torch.arange(lane_span.start, lane_span.stop, device=q.device)
+    queries_at = keys_at[:, None]
+    unseen = (keys_at > queries_at) | (keys_at < first[lane_span, None])
     if window is not None:
-        unseen |= at <= at[:, None] - window
-    keys = k[span].repeat_interleave(q.shape[1] // k.shape[1], dim=1).float()
-    products = torch.einsum("mhd,nhd->hmn", q[span].float(), keys) * scale
+        unseen |= keys_at <= queries_at - window
+    keys = k[lane_span].repeat_interleave(q.shape[1] // k.shape[1], dim=1).float()
+    products = torch.einsum("mhd,nhd->hmn", q[lane_span].float(), keys) * scale
     return products.masked_fill(unseen, float("-inf")), unseen
 
 
@@ -189,79 +257,118 @@ def attend_cached(
 
     Keys and values (R · room, K, d) hold the seats one after the other, ``room`` tokens each.
     """
-    seats, heads, _ = q.shape
-    group = heads // k.shape[1]
-    keys, values = (
-        part[: seats * room]
-        .view(seats, room, *part.shape[1:])
-        .repeat_interleave(group, dim=2)
-        .float()
-        for part in (k, v)
-    )
-    at = torch.arange(room, device=q.device)
-    unseen = at >= lengths[:, None]
+    group = q.shape[1] // k.shape[1]
+    keys = _view_seats(k, q.shape[0], room, group)
+    values = _view_seats(v, q.shape[0], room, group)
+    positions = torch.arange(room, device=q.device)
+    unseen = positions >= lengths[:, None]
     if window is not None:
-        unseen |= at < lengths[:, None] - window
+        unseen |= positions < lengths[:, None] - window
     scores = torch.einsum("rhd,rnhd->rhn", q.float(), keys) * scale
     shares = torch.softmax(scores.masked_fill(unseen[:, None], float("-inf")), dim=-1)
-    return torch.einsum(
-        "rhn,rnhd->rhd", shares, values.masked_fill(unseen[:, :, None, None], 0.0)
-    ).to(q.dtype)
+    seen_values = values.masked_fill(unseen[:, :, None, None], 0.0)
+    return torch.einsum("rhn,rnhd->rhd", shares, seen_values).to(q.dtype)
+
+
+def _view_seats(cached: Tensor, seats: int, room: int, group: int) -> Tensor:
+    """Return the seats' keys or values (R, room, H, d) in float32, one for every query head."""
+    by_seat = cached[: seats * room].view(seats, room, *cached.shape[1:])
+    return by_seat.repeat_interleave(group, dim=2).float()
 
 
 def add_adapter_outputs(x: Tensor, y: Tensor, group: AdapterGroup, route: LaneRoute) -> Tensor:
-    """Add every site's adapter product to its columns of ``y`` (N, …), in place; returns the inner values (S, N, r)."""
-    h = x.new_empty(len(group.sites), x.shape[0], route.bank.lora.r)
-    lines = x.view(-1, route.stretch, x.shape[1])  # (stretches, 16, d)
-    for number, (site, columns) in enumerate(group.parts()):
-        a, b = (
-            part.index_select(0, route.owners) for part in route.bank.views(route.bank.work, site)
-        )
-        dropped = _kept(x, site.index, route).view_as(lines)
-        h[number] = torch.bmm(dropped, a).view(-1, route.bank.lora.r)
-        y[:, columns] += torch.bmm(h[number].view(lines.shape[0], route.stretch, -1), b).view(
-            x.shape[0], -1
-        )
-    return h
+    """Add every site's adapter product to its columns of ``y`` (N, …), in place; returns the inner values (S, N, r).
+
+    The inner values are h = drop(x) A, the product is h B.
+    """
+    tokens, width = x.shape
+    lora_rank = route.bank.lora.r
+    inner = x.new_empty(len(group.sites), tokens, lora_rank)
+    for number, (adapter_site, columns) in enumerate(group.parts()):
+        lora_a, lora_b = _stretch_factors(adapter_site, route)
+        dropped = _drop(x, adapter_site.index, route)
+        by_stretch = dropped.view(-1, route.stretch, width)  # (stretches, 16, d)
+        inner[number] = torch.bmm(by_stretch, lora_a).view(tokens, lora_rank)
+        products = torch.bmm(inner[number].view(-1, route.stretch, lora_rank), lora_b)
+        y[:, columns] += products.view(tokens, -1)
+    return inner
+
+
+def _stretch_factors(adapter_site: AdapterSite, route: LaneRoute) -> tuple[Tensor, Tensor]:
+    """Return A (stretches, d, r) and B (stretches, r, f) of the lane that owns each stretch."""
+    lora_a, lora_b = route.bank.views(route.bank.work, adapter_site)
+    return lora_a.index_select(0, route.owners), lora_b.index_select(0, route.owners)
 
 
 def backpropagate_adapters(
     dy: Tensor, dx: Tensor | None, group: AdapterGroup, route: LaneRoute
 ) -> Tensor:
     """Add the adapters' share to ``dx`` (where given) in place; returns the gradients of the inner values (S, N, r)."""
-    dh = dy.new_empty(len(group.sites), dy.shape[0], route.bank.lora.r)
-    for number, (site, columns) in enumerate(group.parts()):
-        a, b = (
-            part.index_select(0, route.owners) for part in route.bank.views(route.bank.work, site)
-        )
-        slope = torch.bmm(dy[:, columns].reshape(a.shape[0], route.stretch, -1), b.transpose(1, 2))
-        dh[number] = slope.view(dy.shape[0], -1)
+    tokens = dy.shape[0]
+    inner_gradient = dy.new_empty(len(group.sites), tokens, route.bank.lora.r)
+    for number, (adapter_site, columns) in enumerate(group.parts()):
+        lora_a, lora_b = _stretch_factors(adapter_site, route)
+        output_gradient = dy[:, columns].reshape(lora_a.shape[0], route.stretch, -1)
+        site_gradient = torch.bmm(output_gradient, lora_b.transpose(1, 2))
+        inner_gradient[number] = site_gradient.view(tokens, -1)
         if dx is not None:
-            dx += _kept(torch.bmm(slope, a.transpose(1, 2)).view_as(dx), site.index, route)
-    return dh
+            input_gradient = torch.bmm(site_gradient, lora_a.transpose(1, 2)).view_as(dx)
+            dx += _drop(input_gradient, adapter_site.index, route)
+    return inner_gradient
 
 
 def sum_adapter_gradients(
-    x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group: AdapterGroup, route: LaneRoute
+    x: Tensor,
+    dy: Tensor,
+    inner: Tensor,
+    inner_gradient: Tensor,
+    group: AdapterGroup,
+    route: LaneRoute,
 ) -> None:
-    """Add the adapters' own gradients to the lanes' sums."""
-    for number, (site, columns) in enumerate(group.parts()):
-        dropped = _kept(x, site.index, route)
-        sums_a, sums_b = route.bank.views(route.bank.grads, site)
+    """Add the adapters' own gradients, dA = scale · drop(x)ᵀ dh and dB = hᵀ dy, to the lanes' sums."""
+    for number, (adapter_site, columns) in enumerate(group.parts()):
+        dropped = _drop(x, adapter_site.index, route)
+        sums_a, sums_b = route.bank.views(route.bank.grads, adapter_site)
         for slot, begin, end in route.spans.tolist():
-            if begin < end:
-                sums_a[slot] += (
-                    dropped[begin:end].t() @ dh[number, begin:end]
-                ).float() * route.bank.scale
-                sums_b[slot] += (h[number, begin:end].t() @ dy[begin:end, columns]).float()
+            if begin == end:
+                continue
+            lane = slice(begin, end)
+            product_a = dropped[lane].t() @ inner_gradient[number, lane]
+            product_b = inner[number, lane].t() @ dy[lane, columns]
+            sums_a[slot] += product_a.float() * route.bank.scale
+            sums_b[slot] += product_b.float()
 
 
-def _kept(x: Tensor, layer: int, route: LaneRoute) -> Tensor:
+def _drop(x: Tensor, layer: int, route: LaneRoute) -> Tensor:
+    """Return ``x`` after a layer's dropout; itself where nothing is dropped."""
     if route.keys is None:
         return x
-    return x * keep_mask(route.keys, layer, x.shape[1], route.bank.lora.dropout).to(x.dtype).mul_(
-        1.0 / (1.0 - route.bank.lora.dropout)
-    )
+    probability = route.bank.lora.dropout
+    is_kept = keep_mask(route.keys, layer, x.shape[1], probability)
+    factors = is_kept.to(x.dtype).mul_(1.0 / (1.0 - probability))
+    return x * factors
+
+
+def group_inner_values(x: Tensor, factors: Tensor, groups: RowGroups) -> Tensor:
+    """Return x Fᵀ (S, r) of rows x (S, d), each with the factors F (r, d) of its group, of ``factors`` (G, r, d)."""
+    inner = x.new_zeros(x.shape[0], factors.shape[1])
+    for group, begin, end in groups.filled():
+        torch.mm(x[begin:end], factors[group].t(), out=inner[begin:end])
+    return inner
+
+
+def add_group_outputs_(inner: Tensor, factors: Tensor, y: Tensor, groups: RowGroups) -> None:
+    """Add h F to ``y`` (S, d), of rows h of ``inner`` (S, r), each with the factors F (r, d) of its group."""
+    for group, begin, end in groups.filled():
+        y[begin:end] += inner[begin:end] @ factors[group]
+
+
+def group_gradients(inner: Tensor, x: Tensor, groups: RowGroups) -> Tensor:
+    """Return hᵀ x (G, r, d) of every group's rows h of ``inner`` (S, r) and x (S, d), in float32."""
+    gradients = torch.zeros(len(groups.ends), inner.shape[1], x.shape[1], device=x.device)
+    for group, begin, end in groups.filled():
+        gradients[group] = inner[begin:end].t().float() @ x[begin:end].float()
+    return gradients
 
 
 def loss(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -269,13 +376,14 @@ def loss(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tens
 
     That gradient is softmax minus one-hot: written out, it needs one array instead of four.
     """
-    slope = torch.log_softmax(logits.float(), dim=-1)
     target_columns = targets.long().unsqueeze(1)
-    values = -slope.gather(1, target_columns).squeeze(1)
-    slope.exp_().scatter_add_(1, target_columns, slope.new_full(target_columns.shape, -1.0)).mul_(
-        weights.unsqueeze(1)
-    )
-    return values, slope.to(logits.dtype)
+    log_shares = torch.log_softmax(logits.float(), dim=-1)
+    losses = -log_shares.gather(1, target_columns).squeeze(1)
+    gradient = log_shares.exp_()
+    minus_one = gradient.new_full(target_columns.shape, -1.0)
+    gradient.scatter_add_(1, target_columns, minus_one)
+    gradient.mul_(weights.unsqueeze(1))
+    return losses, gradient.to(logits.dtype)
 
 
 def update_(
@@ -283,26 +391,40 @@ def update_(
     first: Tensor,
     second: Tensor,
     grads: Tensor,
-    work: Tensor,
+    working_copy: Tensor,
     factors: Tensor,
     settings: Tensor,
     norms: Tensor,
 ) -> None:
     """Update the rows that are active and sound, with their working copies, and clear all gradients (n rows).
 
-    ``settings`` (n, 10 or more): the nine numbers of :func:`~potentia.engine.training.optimizer.update_settings`, and
+    ``settings`` (n, 10 or more): the nine numbers of :func:`~potentia.engine.steps.lane_states.settings_of_update`, and
     whether the lane takes part in this step.
     """
-    _, keep, one_b1, b2, one_b2, size, root, eps, clip, active = (
-        settings[:, :10].unsqueeze(2).unbind(1)
-    )
-    n = first.shape[0]
+    (
+        _,
+        decay,
+        one_minus_beta1,
+        beta2,
+        one_minus_beta2,
+        step_size,
+        second_root,
+        epsilon,
+        max_norm,
+        active,
+    ) = settings[:, :10].unsqueeze(2).unbind(1)
+    lanes = first.shape[0]
+    lane_weights = weights[:lanes]
     norm = norms.unsqueeze(1)
     moving = (active != 0) & torch.isfinite(norm)
-    g = torch.where(moving, grads[:n] * (clip / (norm + 1e-6)).clamp_(max=1.0), 0.0)
-    m = torch.where(moving, first + (g - first) * one_b1, first)
-    v = torch.where(moving, second * b2 + g * g * one_b2, second)
-    w = torch.where(moving, weights[:n] * keep - size * (m / (v.sqrt() / root + eps)), weights[:n])
-    for part, new in ((first, m), (second, v), (weights[:n], w), (work[:n], w * factors)):
-        part.copy_(new)
-    grads[:n].zero_()
+    clipping = (max_norm / (norm + 1e-6)).clamp_(max=1.0)
+    gradient = torch.where(moving, grads[:lanes] * clipping, 0.0)
+    new_first = first + (gradient - first) * one_minus_beta1
+    new_second = second * beta2 + gradient * gradient * one_minus_beta2
+    direction = new_first / (new_second.sqrt() / second_root + epsilon)
+    new_weights = lane_weights * decay - step_size * direction
+    first.copy_(torch.where(moving, new_first, first))
+    second.copy_(torch.where(moving, new_second, second))
+    lane_weights.copy_(torch.where(moving, new_weights, lane_weights))
+    working_copy[:lanes].copy_(lane_weights * factors)
+    grads[:lanes].zero_()

@@ -1,26 +1,30 @@
-"""Real requests from text to number, by lm-evaluation-harness's rule and plain transformers calls.
+"""The check of real requests, from text to number, against lm-evaluation-harness's rule and plain transformers calls.
 
-The trials of scoring paths (``scoring_check``) compare log-probabilities of tokens. What comes before them (where a
-context ends, which special tokens are added) and after them (whose numbers are added up) they do not see. So a few
-requests of every model are computed again from their texts, with nothing of ours but the adapters' routing: the tokens
-must be the same, and the sums the same but for rounding. Each trait of requests is compared once for each model: the
-first, the last, the longest and the shortest request, an empty context, a text of several windows, the last portion
-of many requests, several adapters. Requests on which Potentia differs from the harness on purpose (a context that is
-cut, a BOS token that the tokenizer leaves out) are not chosen.
+The check of scoring routes (``scoring_check``) compares log-probabilities of tokens. It does not see what comes before
+them (where a context ends, which special tokens are added) and after them (which numbers are added up). So a few
+requests to every model are computed again from their texts, with nothing of Potentia's but the choice of the adapter:
+the tokens must be the same, and the sums the same but for rounding. Each *trait* that requests may have is compared
+once for each model: the first, the last, the longest and the shortest request, an empty context, a text of several
+windows, the last portion of many requests, several adapters. Requests on which Potentia differs from the harness on
+purpose (a context that is cut, a BOS token that the tokenizer leaves out) are skipped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from potentia.engine.models.device_layout import out_of_memory
-from potentia.engine.proof.scoring_tolerance import OWN_ROUNDINGS, tolerance_for
+from potentia.engine.models.device_layout import is_out_of_memory
+from potentia.engine.proof.constants import REPORT_HINT
+from potentia.engine.proof.scoring_tolerance import tolerance_for
+from potentia.engine.proof.tolerance import ROUNDING_FACTOR
 from potentia.errors import ModelError
 from potentia.timing import spending
+from potentia.values.engine_records import RequestRecord
 
 if TYPE_CHECKING:
     from potentia.engine.layers.network import Network
@@ -28,13 +32,13 @@ if TYPE_CHECKING:
     from potentia.engine.models.tokenization import Encoder, Ids
     from potentia.values.requests import Continuation, Document, Generation
 
-REQUESTS = 5  # that are computed again at first, of each kind and with or without adapters
-MOST_WINDOWS = 4  # of a text that is computed again
+REQUESTS = 5  # that are computed again for the trait that all requests have
+MOST_WINDOWS = 4  # of a text that is computed again: more would take too long
 
 
 @dataclass(frozen=True)
 class EncodedWindow:
-    """Tokens that the model reads at once, and how many of the last ones are scored."""
+    """Tokens that the model reads at once, and how many of the last ones are scored there."""
 
     ids: Ids
     scored: int
@@ -42,75 +46,92 @@ class EncodedWindow:
 
 @dataclass(frozen=True)
 class EncodedRequest:
-    """The tokens of a request by the harness's rule: where its scored part begins, and the windows it is read in."""
+    """The tokens of a request by the harness's rule, and the windows in which the model reads them."""
 
     ids: Ids
-    scored: int
+    scored: int  # how many of the last tokens are scored
     windows: tuple[EncodedWindow, ...]
+
+
+class RequestTrait(StrEnum):
+    """What some requests have in common that may go wrong; the values are recorded."""
+
+    ALL = "all"
+    EMPTY_CONTEXT = "empty context"
+    LONG_CONTEXT = "long context"  # longer than the model reads
+    WINDOWS = "windows"  # documents of several windows
+    PORTIONS = "portions"  # more requests than are tokenised at a time
+    ADAPTERS = "adapters"  # requests of several adapters
 
 
 @dataclass(frozen=True)
 class RequestTraits:
-    """What decides which requests are compared: letters and scored tokens of each, empty contexts, and adapters."""
+    """What decides which requests are compared."""
 
-    lengths: Sequence[int]
-    tokens: Sequence[int]
+    lengths: Sequence[int]  # letters of each request
+    tokens: Sequence[int]  # scored tokens of each
     has_context: Sequence[bool]
+    # slots of the requests' adapters, −1 for the bare model; None where all are of the bare model
     owners: Sequence[int] | None
     portion: int  # requests that are tokenised at a time
-    max_length: int
+    max_length: int  # tokens that the model reads
 
-    def choose_requests(self) -> dict[str, list[int]]:
-        """Return a few requests for each trait that some of them have, by the trait's name."""
+    def choose_requests(self) -> dict[RequestTrait, list[int]]:
+        """Return the numbers of a few requests for each trait that some requests have."""
         if not self.lengths:
             return {}
         order = sorted(range(len(self.lengths)), key=self.lengths.__getitem__)
-        chosen = {"all": self._choose_spread(order)}
+        chosen = {RequestTrait.ALL: self._choose_spread(order)}
         empty = [index for index in order if not self.has_context[index]]
         if empty:
-            chosen["empty context"] = empty[-1:]
+            chosen[RequestTrait.EMPTY_CONTEXT] = empty[-1:]
         long_contexts = [index for index in order if self._may_be_cut(index)]
         if long_contexts:
-            chosen["long context"] = long_contexts[-1:]
+            chosen[RequestTrait.LONG_CONTEXT] = long_contexts[-1:]
         windowed = [index for index in order if self._has_windows(index)]
         if windowed:
-            chosen["windows"] = windowed[-1:]
+            chosen[RequestTrait.WINDOWS] = windowed[-1:]
         if len(self.lengths) > self.portion:
-            chosen["portions"] = self._choose_from_last_portion()
+            chosen[RequestTrait.PORTIONS] = self._choose_from_last_portion()
         if self.owners is not None and len(set(self.owners)) > 1:
             last_of_owner = {owner: index for index, owner in enumerate(self.owners)}
-            chosen["adapters"] = [
+            chosen[RequestTrait.ADAPTERS] = [
                 last_of_owner[min(last_of_owner)],
                 last_of_owner[max(last_of_owner)],
             ]
         return chosen
 
     def _choose_spread(self, order: Sequence[int]) -> list[int]:
-        """Choose the first, the last, the longest, the shortest and the middle request, or others where these are one.
+        """Return five different requests: the first, the last, the longest, the shortest, one of middle length.
 
-        Where requests have owners, the last owner's longest request takes the place of the middle one.
+        Where requests have owners, the longest one of the last owner takes the place of the last of these. Where some
+        of them are the same request, others spread over all requests are added. ``order`` is by length.
         """
         count = len(order)
-        middle = order[count // 2]
+        fifth = order[count // 2]
         if self.owners is not None:
             last_owner = max(self.owners)
-            middle = [index for index in order if self.owners[index] == last_owner][-1]
+            fifth = [index for index in order if self.owners[index] == last_owner][-1]
         spread = [count * part // REQUESTS for part in range(REQUESTS)]
-        candidates = [0, count - 1, order[-1], order[0], middle, *spread]
+        candidates = [0, count - 1, order[-1], order[0], fifth, *spread]
         return list(dict.fromkeys(candidates))[:REQUESTS]
 
     def _has_windows(self, index: int) -> bool:
+        """Whether a request is read in several windows, but not in too many to be computed again."""
         tokens = self.tokens[index]
         return self.max_length < tokens <= MOST_WINDOWS * (self.max_length - 1)
 
     def _may_be_cut(self, index: int) -> bool:
-        """Return whether a request has more letters than the model reads tokens, and a continuation that fits."""
+        """Whether a request may be too long for the model, by its letters, while its continuation alone fits."""
         return (
             self.has_context[index] and self.tokens[index] <= self.max_length < self.lengths[index]
         )
 
     def _choose_from_last_portion(self) -> list[int]:
-        """Choose a late request whose adapter is not that of the same place in the first portion."""
+        """Return a late request, if possible one whose adapter differs from that of its place in the first portion.
+
+        A number that was taken from the same place of another portion would then be noticed.
+        """
         last = len(self.lengths) - 1
         if self.owners is not None:
             for index in range(last, self.portion - 1, -1):
@@ -120,7 +141,7 @@ class RequestTraits:
 
 
 class RequestCheck:
-    """Compare requests of one model with the harness's rule, once for each kind of request and each trait."""
+    """Compares requests to one model with the harness's rule, once for each kind of request and each trait."""
 
     def __init__(self, network: Network, loaded: LoadedModel) -> None:
         self.network = network
@@ -136,7 +157,11 @@ class RequestCheck:
         owners: Sequence[int] | None,
         portion: int,
     ) -> None:
-        """Refuse numbers of continuations that are not the harness's; ``tokens`` are those that were scored."""
+        """Raise an error where a continuation has other tokens or another number than by the harness's rule.
+
+        ``logprobs`` and ``tokens`` are the numbers of the requests, and how many tokens were scored for each;
+        ``portion`` requests are tokenised at a time.
+        """
         traits = RequestTraits(
             lengths=[len(request.context) + len(request.continuation) for request in requests],
             tokens=tokens,
@@ -145,7 +170,7 @@ class RequestCheck:
             portion=portion,
             max_length=self.loaded.max_length,
         )
-        for name, chosen in self._new_traits("continuations", traits):
+        for check_name, chosen in self._list_new_traits("continuations", traits):
             differences: list[float] = []
             for index in chosen:
                 request = requests[index]
@@ -161,8 +186,8 @@ class RequestCheck:
                 )
                 self._check_count(encoded, tokens[index])
                 owner = _owner_of(index, owners)
-                differences += self._check_number(encoded, logprobs[index], owner)
-            self._record(name, differences)
+                differences += self._check_logprob(encoded, logprobs[index], owner)
+            self._record(check_name, differences)
 
     def check_documents(
         self,
@@ -172,7 +197,7 @@ class RequestCheck:
         *,
         owners: Sequence[int] | None,
     ) -> None:
-        """Refuse numbers of texts that are not the harness's; ``tokens`` are those that were scored."""
+        """Raise an error where a whole text has another number, or count of tokens, than by the harness's rule."""
         traits = RequestTraits(
             lengths=[len(request.text) for request in requests],
             tokens=tokens,
@@ -181,7 +206,7 @@ class RequestCheck:
             portion=max(1, len(requests)),
             max_length=self.loaded.max_length,
         )
-        for name, chosen in self._new_traits("documents", traits):
+        for check_name, chosen in self._list_new_traits("documents", traits):
             differences: list[float] = []
             for index in chosen:
                 encoded = self.rule.encode_document(requests[index].text)
@@ -189,21 +214,26 @@ class RequestCheck:
                     continue
                 self._check_count(encoded, tokens[index])
                 owner = _owner_of(index, owners)
-                differences += self._check_number(encoded, logprobs[index], owner)
-            self._record(name, differences)
+                differences += self._check_logprob(encoded, logprobs[index], owner)
+            self._record(check_name, differences)
 
-    def _new_traits(self, kind: str, traits: RequestTraits) -> list[tuple[str, list[int]]]:
-        """Return the requests of every trait that was not compared yet, with the name to record it by."""
-        name = _check_name(kind, traits.owners)
+    def _list_new_traits(
+        self, request_kind: str, traits: RequestTraits
+    ) -> list[tuple[str, list[int]]]:
+        """Return for every trait that was not compared yet its name in the record, and the requests to compare."""
+        check_name = _name_check(request_kind, traits.owners)
         new_traits: list[tuple[str, list[int]]] = []
         for trait, chosen in traits.choose_requests().items():
-            full_name = name if trait == "all" else f"{name}, {trait}"
+            full_name = check_name if trait is RequestTrait.ALL else f"{check_name}, {trait}"
             if full_name not in self.loaded.checks.requests:
                 new_traits.append((full_name, chosen))
         return new_traits
 
     def check_prompts(self, requests: Sequence[Generation]) -> None:
-        """Refuse tokens of prompts that are not the harness's; what is written after them is tried elsewhere."""
+        """Raise an error where a prompt has other tokens than by the harness's rule.
+
+        What is written after prompts is a matter of ``scoring_check``.
+        """
         if "prompts" in self.loaded.checks.requests:
             return
         compared = 0
@@ -220,20 +250,20 @@ class RequestCheck:
         if list(ours) != list(harness):
             raise ModelError(
                 f"a request became the tokens {list(ours)}, where lm-evaluation-harness's rule gives {list(harness)}",
-                hint=REPORT,
+                hint=REPORT_HINT,
             )
 
     def _check_count(self, encoded: EncodedRequest, tokens: int) -> None:
         if tokens != encoded.scored:
             raise ModelError(
                 f"{tokens} tokens of a request were scored, where lm-evaluation-harness's rule gives {encoded.scored}",
-                hint=REPORT,
+                hint=REPORT_HINT,
             )
 
-    def _check_number(self, encoded: EncodedRequest, logprob: float, owner: int) -> list[float]:
-        """Return how far a number is from the harness's, or nothing where there is no memory to compute it alone.
+    def _check_logprob(self, encoded: EncodedRequest, logprob: float, owner: int) -> list[float]:
+        """Return how far a number is from that by the harness's rule; raise an error where it is more than rounding.
 
-        Refuse it where that is more than rounding.
+        The list is empty where memory does not hold the request alone.
         """
         try:
             with spending("check"), torch.no_grad():
@@ -241,17 +271,17 @@ class RequestCheck:
                 difference = abs(logprob - expected)
                 if difference <= self._tolerance(encoded.scored, expected):
                     return [difference]
-                # large logits and long texts round by more than a constant allows
+                # large logits and long texts round by more than a constant allows: measure by how much
                 rounding = abs(self._logprob_alone(encoded, owner, copies=3) - expected)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
                 raise
             return []
-        if difference <= OWN_ROUNDINGS * rounding:
+        if difference <= ROUNDING_FACTOR * rounding:
             return [difference]
         raise ModelError(
             f"a request got the log-likelihood {logprob:.4f}, where lm-evaluation-harness's rule gives {expected:.4f}",
-            hint=REPORT,
+            hint=REPORT_HINT,
         )
 
     def _tolerance(self, scored: int, expected: float) -> float:
@@ -259,36 +289,34 @@ class RequestCheck:
         return tolerance.absolute + tolerance.relative * abs(expected) + tolerance.mean * scored
 
     def _logprob_alone(self, encoded: EncodedRequest, owner: int, *, copies: int) -> float:
-        """Return the log-likelihood of a request by itself, through the model's own forward."""
+        """Return the log-likelihood of a request by the model's own forward, in a batch of so many copies of it."""
         return sum(self._window_logprob(window, owner, copies) for window in encoded.windows)
 
     def _window_logprob(self, window: EncodedWindow, owner: int, copies: int) -> float:
         model = self.network.model
-        ids = torch.tensor([window.ids] * copies, device=self.network.device)
+        token_ids = torch.tensor([window.ids] * copies, device=self.network.device)
         self.network.route([owner] * copies)
-        logits = model(input_ids=ids[:, :-1], use_cache=False).logits[0, -window.scored :]
+        logits = model(input_ids=token_ids[:, :-1], use_cache=False).logits[0, -window.scored :]
         precise_dtype = torch.promote_types(logits.dtype, torch.float32)
         logprobs = torch.log_softmax(logits.to(precise_dtype), dim=-1)
-        targets = ids[0, -window.scored :].to(logprobs.device).unsqueeze(1)
+        targets = token_ids[0, -window.scored :].to(logprobs.device).unsqueeze(1)
         return float(logprobs.gather(1, targets).double().sum())
 
-    def _record(self, name: str, differences: Sequence[float]) -> None:
-        """Remember that requests of a kind were compared, and how far off the farthest was."""
+    def _record(self, check_name: str, differences: Sequence[float]) -> None:
+        """Remember that requests were compared under a name, and record how far the farthest was off."""
         if not differences:
             return
-        self.loaded.checks.requests.add(name)
-        farthest = float(f"{max(differences):.1e}")
-        facts = {"compared": len(differences), "off_by": farthest}
-        self.loaded.record.setdefault("requests", {})[name] = facts
-
-
-REPORT = "this is an error in Potentia, not in the model: please report it with the model's name and the task"
+        self.loaded.checks.requests.add(check_name)
+        request_record = RequestRecord(
+            compared=len(differences), off_by=float(f"{max(differences):.1e}")
+        )
+        self.loaded.record = self.loaded.record.with_requests(check_name, request_record)
 
 
 class HarnessRule:
-    """Text to tokens as lm-evaluation-harness's ``HFLM`` does it, by calls of the tokenizer alone.
+    """Turns text into tokens as lm-evaluation-harness's ``HFLM`` does, by calls of the tokenizer alone.
 
-    Methods return None where Potentia differs from it on purpose.
+    Methods return None where Potentia differs from the harness on purpose.
     """
 
     def __init__(self, loaded: LoadedModel | Encoder) -> None:
@@ -309,8 +337,10 @@ class HarnessRule:
                 return None
             continuation_ids = self._encode(continuation, add_special_tokens=False)
             if continuation_ids[:1] == [self.prefix_id]:
-                return self._fitting(continuation_ids, len(continuation_ids) - 1)
-            return self._fitting([self.prefix_id, *continuation_ids], len(continuation_ids))
+                return self._divide_into_windows(continuation_ids, len(continuation_ids) - 1)
+            return self._divide_into_windows(
+                [self.prefix_id, *continuation_ids], len(continuation_ids)
+            )
         spaces = len(context) - len(context.rstrip())
         if spaces == len(context):
             return None
@@ -320,16 +350,16 @@ class HarnessRule:
         all_ids = self._encode(context + continuation)
         context_ids = self._encode(context)
         continuation_ids = all_ids[len(context_ids) :]
-        return self._fitting([*context_ids, *continuation_ids], len(continuation_ids))
+        return self._divide_into_windows([*context_ids, *continuation_ids], len(continuation_ids))
 
     def encode_document(self, text: str) -> EncodedRequest | None:
         """Return the tokens of a whole text after one prefix token."""
         if self.prefix_id is None or self.adds_bos_itself or not _is_encodable(text):
             return None
-        ids = self._encode(text)
-        if self.strips_bos and ids[:1] == [self.prefix_id]:
-            return self._fitting(ids, len(ids) - 1)
-        return self._fitting([self.prefix_id, *ids], len(ids))
+        token_ids = self._encode(text)
+        if self.strips_bos and token_ids[:1] == [self.prefix_id]:
+            return self._divide_into_windows(token_ids, len(token_ids) - 1)
+        return self._divide_into_windows([self.prefix_id, *token_ids], len(token_ids))
 
     def encode_prompt(self, context: str) -> Ids | None:
         """Return the tokens of a text that is to be continued."""
@@ -344,39 +374,39 @@ class HarnessRule:
                 options = {"add_special_tokens": False}
         return list(self.tokenizer.encode(text, **options))
 
-    def _fitting(self, ids: Ids, scored: int) -> EncodedRequest | None:
-        """Return a request with the windows that it is read in; None where a cut would take the BOS that is needed."""
-        if scored < 1 or len(ids) <= scored:
+    def _divide_into_windows(self, token_ids: Ids, scored: int) -> EncodedRequest | None:
+        """Return a request with the windows that it is read in; None where a cut would remove a BOS that is needed."""
+        if scored < 1 or len(token_ids) <= scored:
             return None
         if scored > self.max_length:
-            windows = self._make_windows(ids, len(ids) - scored)
-            return EncodedRequest(ids, scored, tuple(windows))
-        if len(ids) > self.max_length + 1 and self.strips_bos:
+            windows = self._make_windows(token_ids, len(token_ids) - scored)
+            return EncodedRequest(token_ids, scored, tuple(windows))
+        if len(token_ids) > self.max_length + 1 and self.strips_bos:
             return None
-        window = EncodedWindow(ids[-(self.max_length + 1) :], scored)
-        return EncodedRequest(ids, scored, (window,))
+        window = EncodedWindow(token_ids[-(self.max_length + 1) :], scored)
+        return EncodedRequest(token_ids, scored, (window,))
 
-    def _make_windows(self, ids: Ids, first: int) -> list[EncodedWindow]:
-        """Return windows in which every token from ``first`` on is predicted once, after the most text that fits.
+    def _make_windows(self, token_ids: Ids, first: int) -> list[EncodedWindow]:
+        """Return windows in which every token from ``first`` on is scored once, after as much text as fits.
 
-        The first window begins with the token before. A later one is full; where the model needs BOS, it begins
-        with that.
+        The first window begins with the token before ``first``. A later one is as long as the model reads; where the
+        model needs BOS, it begins with that.
         """
-        windows = [EncodedWindow(ids[first - 1 : first + self.max_length], self.max_length)]
+        windows = [EncodedWindow(token_ids[first - 1 : first + self.max_length], self.max_length)]
         start = [self.prefix_id] if self.strips_bos and self.prefix_id is not None else []
         text_length = self.max_length + 1 - len(start)
         done = first + self.max_length
-        while done < len(ids):
-            end = min(len(ids), done + text_length - 1)
-            # a window reaches back over text that is scored already, but not over its head
+        while done < len(token_ids):
+            end = min(len(token_ids), done + text_length - 1)
+            # a window reaches back over text that is scored already, but not before the first scored token
             begin = max(first, end - text_length)
-            windows.append(EncodedWindow(start + ids[begin:end], end - done))
+            windows.append(EncodedWindow(start + token_ids[begin:end], end - done))
             done = end
         return windows
 
 
 def choose_prompts(lengths: Sequence[int]) -> list[int]:
-    """Choose a few texts that are to be continued: the first, the last, the longest, the shortest, a middle one."""
+    """Return the numbers of a few texts, given their lengths: first, last, longest, shortest, one of middle length."""
     traits = RequestTraits(
         lengths=lengths,
         tokens=[0] * len(lengths),
@@ -385,7 +415,7 @@ def choose_prompts(lengths: Sequence[int]) -> list[int]:
         portion=max(1, len(lengths)),
         max_length=1,
     )
-    return traits.choose_requests().get("all", [])
+    return traits.choose_requests().get(RequestTrait.ALL, [])
 
 
 def _owner_of(index: int, owners: Sequence[int] | None) -> int:
@@ -394,10 +424,10 @@ def _owner_of(index: int, owners: Sequence[int] | None) -> int:
     return owners[index]
 
 
-def _check_name(kind: str, owners: Sequence[int] | None) -> str:
+def _name_check(request_kind: str, owners: Sequence[int] | None) -> str:
     if owners is not None and max(owners, default=-1) >= 0:
-        return f"{kind} with adapters"
-    return kind
+        return f"{request_kind} with adapters"
+    return request_kind
 
 
 def _is_encodable(text: str) -> bool:

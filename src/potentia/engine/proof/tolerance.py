@@ -1,7 +1,8 @@
-"""How far a way to train is from the reference, and how far it may be.
+"""How far losses and gradients of a training form are from the reference's, and how far they may be.
 
-In float32 a wrong factor is a thousand times what rounding is. In 16 bits the model's own rounding is the measure: a
-lane's gradient may be 1.5 times as far from float32's as the model's own, and one layer's three times.
+The reference is the model's own code on each row alone. In float32, a wrong factor moves gradients a thousand times as
+far as rounding does, so constants tell them apart. In 16 bits the model's own rounding is the measure: a lane's
+gradient may be 1.5 times as far from float32's as the reference of 16 bits is, and one layer's gradient three times.
 """
 
 from __future__ import annotations
@@ -15,36 +16,37 @@ from torch import Tensor, nn
 
 from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.proof.reference import Gradients
+from potentia.values.engine_records import GradientDistance
 
 
 class Distance(NamedTuple):
-    """How far losses, a lane's gradient and one layer's gradient are from the reference's, as shares of these."""
+    """How far losses and gradients are from the reference's, each as a share of the reference's size."""
 
-    loss: float
-    lane: float
-    layer: float
+    loss: float  # of the worst lane
+    lane: float  # of the worst lane's whole gradient
+    layer: float  # of the worst layer's gradient in any lane
 
-    def within(self, allowed: Distance) -> bool:
-        """Return whether nothing is farther than allowed; what is not a number is too far."""
+    def is_within(self, allowed: Distance) -> bool:
+        """Whether no share is larger than allowed; a share that is not finite is."""
         pairs = zip(self, allowed, strict=True)
         return all(math.isfinite(share) and share <= limit for share, limit in pairs)
 
-    def times(self, factor: float, least: Distance) -> Distance:
-        """Return a multiple, and no less than the rounding of a few operations."""
+    def scale(self, factor: float, least: Distance) -> Distance:
+        """Return the shares multiplied by a factor, and each no smaller than that of ``least``."""
         pairs = zip(self, least, strict=True)
         return Distance(*(max(factor * share, low) for share, low in pairs))
 
-    def at_most(self, limits: Distance) -> Distance:
-        """Return the smaller share of both, each."""
+    def limit_to(self, limits: Distance) -> Distance:
+        """Return the shares, each no larger than that of ``limits``."""
         pairs = zip(self, limits, strict=True)
         return Distance(*(min(share, limit) for share, limit in pairs))
 
-    def as_dict(self) -> dict[str, float]:
-        """Return plain values for the record of a run."""
-        return {name: float(f"{value:.2e}") for name, value in self._asdict().items()}
+    def to_record(self) -> GradientDistance:
+        """Return the distance as results record it."""
+        return GradientDistance(*(float(f"{share:.2e}") for share in self))
 
-    def compared_with(self, allowed: Distance) -> str:
-        """Say how far it is and how far it may be."""
+    def describe_excess(self, allowed: Distance) -> str:
+        """Return a sentence with the distance and what is allowed."""
         limits = f"{allowed.loss:.1e}, {allowed.lane:.1e} and {allowed.layer:.1e} are allowed"
         return f"{self} ({limits})"
 
@@ -55,48 +57,68 @@ class Distance(NamedTuple):
         )
 
 
-WHOLE_DTYPES = (torch.float32, torch.float64)
-WHOLE_BITS = Distance(loss=1e-4, lane=1e-3, layer=1e-2)
-FEW_BITS = Distance(loss=4e-3, lane=4e-3, layer=5e-2)  # 16 bits, from float32
-FEW_ROWS = Distance(loss=8e-3, lane=4e-2, layer=0.2)  # 16 bits, from the model's own 16 bits
-MOST_NOISE = Distance(loss=1e-2, lane=0.25, layer=0.5)  # that a model's own noise may excuse
-NOISE_DRAWS = 3  # ways to move the last bits
-UPDATE = 1e-4  # how far updates may be off, of their size
-MULTIPLE = 3.0  # of the model's own rounding, which differs from form to form
-LANE_MULTIPLE = 1.5  # the same of a lane's whole gradient
-DRAWS = 3  # a router decides near ties by rounding: what is wrong is wrong on other rows too
+FULL_PRECISION = (torch.float32, torch.float64)
+FLOAT32_TOLERANCE = Distance(loss=1e-4, lane=1e-3, layer=1e-2)
+# the smallest tolerances in 16 bits, where a multiple of the model's own rounding is smaller still: with a reference in
+# float32, and with one in 16 bits
+HALF_FROM_FLOAT32 = Distance(loss=4e-3, lane=4e-3, layer=5e-2)
+HALF_FROM_HALF = Distance(loss=8e-3, lane=4e-2, layer=0.2)
+# the largest tolerance that the reference's noise in float32 may give: beyond it, a fault could not be told from noise
+NOISE_LIMIT = Distance(loss=1e-2, lane=0.25, layer=0.5)
+NOISE_DRAWS = 3  # random moves of the embeddings' last bits by which that noise is measured
+UPDATE_TOLERANCE = 1e-4  # how far updates may be off, as a share of their size
+# how many times the model's own rounding a form may be off: each form rounds differently
+ROUNDING_FACTOR = 3.0
+# the same for a lane's whole gradient, in which much rounding averages out
+LANE_ROUNDING_FACTOR = 1.5
 
 
-def is_whole(dtype: torch.dtype) -> bool:
-    """Return whether a dtype has 32 bits or more."""
-    return dtype in WHOLE_DTYPES
+def is_full_precision(dtype: torch.dtype) -> bool:
+    """Whether a dtype has 32 bits or more."""
+    return dtype in FULL_PRECISION
 
 
-def slots_distance(
-    bank: AdapterBank, ours: Gradients, reference: Gradients, slots: Sequence[int]
+def measure_slots_distance(
+    adapter_bank: AdapterBank, our_gradients: Gradients, reference: Gradients, slots: Sequence[int]
 ) -> Distance:
-    """Return how far the losses and gradients of some slots are off: the worst lane, the worst layer of any lane."""
-    chosen = list(slots)
-    losses, gradients = (part[chosen] for part in ours)
-    reference_losses, reference_gradients = (part[chosen] for part in reference)
+    """Return how far the losses and gradients of the lanes in these slots are from the reference's."""
+    chosen_slots = list(slots)
+    losses, gradients = (part[chosen_slots] for part in our_gradients)
+    reference_losses, reference_gradients = (part[chosen_slots] for part in reference)
     loss_gaps = (losses - reference_losses).abs()
     loss = (loss_gaps / reference_losses.abs().clamp(min=1e-6)).max()
     sizes = torch.linalg.vector_norm(reference_gradients, dim=1)
     gaps = gradients - reference_gradients
     lane = (torch.linalg.vector_norm(gaps, dim=1) / sizes.clamp(min=1e-12)).max()
-    least = 0.1 * sizes / len(bank.sites) ** 0.5  # a layer with hardly any gradient is rounding
-    layer_sizes = torch.maximum(_layer_norms(bank, reference_gradients), least[:, None])
-    layer = (_layer_norms(bank, gaps) / layer_sizes.clamp(min=1e-12)).max()
-    return Distance(loss=_finite(loss), lane=_finite(lane), layer=_finite(layer))
+    # a layer with hardly any gradient has hardly more than rounding: count it as a tenth of an average layer
+    least_sizes = 0.1 * sizes / len(adapter_bank.sites) ** 0.5
+    reference_norms = _layer_norms(adapter_bank, reference_gradients)
+    layer_sizes = torch.maximum(reference_norms, least_sizes[:, None])
+    layer = (_layer_norms(adapter_bank, gaps) / layer_sizes.clamp(min=1e-12)).max()
+    return Distance(loss=_to_share(loss), lane=_to_share(lane), layer=_to_share(layer))
 
 
-def _layer_norms(bank: AdapterBank, rows: Tensor) -> Tensor:
-    """Return the norm of every layer's part of rows (n, P): (n, sites)."""
-    ends = [0, *(site.offset + site.size for site in bank.sites)]
+def working_copy_error(adapter_bank: AdapterBank, slots: Sequence[int]) -> float:
+    """Return how far the adapters' working copies in some slots are from the adapters, beyond rounding.
+
+    Passes multiply with the working copies: adapters times their scales, in the model's dtype.
+    """
+    chosen_slots = list(slots)
+    scaled_weights = adapter_bank.weights[chosen_slots] * adapter_bank.factors
+    rounded_weights = scaled_weights.to(adapter_bank.work.dtype)
+    rounding = float(torch.linalg.vector_norm(rounded_weights - scaled_weights))
+    error = float(torch.linalg.vector_norm(adapter_bank.work[chosen_slots] - scaled_weights))
+    return max(0.0, error - ROUNDING_FACTOR * rounding)
+
+
+def _layer_norms(adapter_bank: AdapterBank, rows: Tensor) -> Tensor:
+    """Return for each row of the bank's parameters (n, P) the norm of every adapter site's part: (n, sites)."""
+    ends = [0, *(site.offset + site.size for site in adapter_bank.sites)]
     sums = nn.functional.pad(rows.double().square().cumsum(1), (1, 0))
     at_ends = sums[:, torch.tensor(ends, device=rows.device)]
     return at_ends.diff(dim=1).clamp(min=0).sqrt().float()
 
 
-def _finite(share: Tensor) -> float:
+def _to_share(share: Tensor) -> float:
+    """Return a number from a tensor; infinity where it is not finite."""
     return float(share) if bool(torch.isfinite(share)) else math.inf

@@ -1,4 +1,7 @@
-"""The steps of every training form; the slowest form is the reference itself."""
+"""The stepper of every training form: the code that adds up a step's gradients and updates all lanes.
+
+The slowest form, one row a pass, is the reference itself, so this module stands beside the reference.
+"""
 
 from __future__ import annotations
 
@@ -12,39 +15,39 @@ from potentia.engine.layers.recomputation import recomputed_activations
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.proof.reference import reference_gradients
 from potentia.engine.steps.lane_states import LaneStates
-from potentia.engine.steps.packed_steps import PackedSteps
-from potentia.engine.steps.padded_steps import PaddedSteps
+from potentia.engine.steps.packed_steps import PackedStepper
+from potentia.engine.steps.padded_steps import PaddedStepper
 from potentia.engine.steps.pass_plan import PassPlan
 from potentia.values.training_form import TrainingForm
 
 
-class ReferenceSteps(PaddedSteps):
-    """Every row alone through the model's own code."""
+class ReferenceStepper(PaddedStepper):
+    """Makes steps by the reference: every row alone through the model's own code."""
 
-    def add_gradients(self, rows: Sequence[TrainingRow], plan: PassPlan) -> None:
-        """Add the gradients of one step of every lane into the bank."""
-        with recomputed_activations(self.split.model, plan.checkpointing):
+    def add_gradients(self, rows: Sequence[TrainingRow], pass_plan: PassPlan) -> None:
+        """Add a step's gradients to the bank's."""
+        with recomputed_activations(self.split.model, pass_plan.checkpointing):
             self.losses, gradients = reference_gradients(self.split.model, self.bank, rows)
         self.bank.grads += gradients
 
 
-TrainingSteps = PaddedSteps | PackedSteps
+TrainingStepper = PaddedStepper | PackedStepper
 
 
-def make_steps(
-    form: TrainingForm,
+def make_stepper(
+    training_form: TrainingForm,
     split: SplitModel,
-    bank: AdapterBank,
+    adapter_bank: AdapterBank,
     states: LaneStates,
     fused_layers: FusedLayers | None = None,
-) -> TrainingSteps:
-    """Make the steps of a form; ``fused_layers`` are given where they are made already."""
-    if form is TrainingForm.ONE_ROW:
-        return ReferenceSteps(split, bank, states, form)
-    if not form.is_packed:
-        return PaddedSteps(split, bank, states, form)
-    if form is TrainingForm.FUSED and fused_layers is None:
+) -> TrainingStepper:
+    """Make the stepper of a training form; the fused form uses ``fused_layers`` if there are some already."""
+    if training_form is TrainingForm.ONE_ROW:
+        return ReferenceStepper(split, adapter_bank, states, training_form)
+    if not training_form.is_packed:
+        return PaddedStepper(split, adapter_bank, states, training_form)
+    if training_form is TrainingForm.FUSED and fused_layers is None:
         fused_layers = FusedLayers.of(split.model)
-    if form is TrainingForm.PACKED:
+    if training_form is TrainingForm.PACKED:
         fused_layers = None
-    return PackedSteps(PackedPass(split, bank, fused_layers), states)
+    return PackedStepper(PackedPass(split, adapter_bank, fused_layers), states)

@@ -1,12 +1,14 @@
-"""Continuous writing: a queue of texts through a fixed number of seats, the host one step behind the device.
+"""Continuous batching: a queue of texts is written in a fixed number of seats, the host one step behind the device.
 
-A text takes a free seat with room of its own for keys and values, its prompt is read in one padded pass, and from then
-on every step writes one token in every seat, taken or not. All that changes from step to step is data at fixed
-addresses: tokens, places, whose adapter reads along. So a step can be captured once as a graph and replayed. Keys and
-values are kept by the attention function itself, in the order in which the model's layers call it: what a model calls
-its cache plays no part. While the device writes the next token everywhere, the host looks at the last ones: a text that
-ended is noticed a step late and its surplus token dropped; free seats are filled in groups, since reading a prompt
-costs a pass; when the queue is empty and few texts are left, they move together and steps become smaller.
+A *seat* is the room for one text: its next token, its position, its adapter, and a part of the key-value cache. A text
+takes a free seat, its prompt is read in one padded pass with those of others, and from then on every step writes one
+token in every seat, whether a text sits there or not. All that changes from step to step is data at fixed addresses,
+so a step can be captured once as a CUDA graph and replayed. The attention function itself keeps the keys and values,
+layer by layer in the order in which the model's layers call it; the model's own cache plays no part.
+
+While the device writes the next token everywhere, the host reads the last ones. So it sees a step late that a text has
+ended, and drops the surplus token. Free seats are filled several at a time, since reading prompts costs a pass. When
+the queue is empty and few texts are left, they move to the first seats and steps become smaller.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from potentia.engine.layers.draft import Draft
 from potentia.engine.layers.network import Network, SentTensors, log_softmax
-from potentia.engine.models.device_layout import out_of_memory
+from potentia.engine.models.device_layout import is_out_of_memory
 from potentia.engine.models.split_model import AttentionSettings, attending, configs_of
 from potentia.engine.models.tokenization import Ids
 from potentia.engine.operations import Rows, operations, tile
@@ -32,38 +34,51 @@ from potentia.engine.scoring.decoding import Endings, SampleDraws
 log = logging.getLogger(__name__)
 
 LayerAttention = Callable[[int, Tensor, Tensor, Tensor, AttentionSettings], Tensor]
-"""Attention of one layer: its number, queries, keys, values, scale and window."""
+"""Attention of one layer: its number in the order of calls, queries, keys, values (R, T, H, d), scale and window."""
 
 
 class Seats:
-    """``count`` seats of ``room`` tokens each, on one model."""
+    """``count`` seats of ``room`` tokens each, on one model.
+
+    ``uses_adapters`` says that some texts are written with adapters, ``samples`` that some are sampled, and ``capture``
+    that steps may be captured as CUDA graphs, where the device has them.
+    """
 
     def __init__(
-        self, network: Network, count: int, room: int, *, capture: bool, samples: bool = False
+        self,
+        network: Network,
+        count: int,
+        room: int,
+        *,
+        capture: bool,
+        uses_adapters: bool = False,
+        samples: bool = False,
     ) -> None:
         self.network = network
         self.count = count
         self.room = room
+        self.uses_adapters = uses_adapters
         device = network.device
         self.operations = operations(device)
-        # the token that each seat reads next, and its position
+        # the token that each seat reads next, its position, and the slot of the seat's adapter (-1: none)
         self.tokens = torch.zeros(count, dtype=torch.long, device=device)
         self.positions = torch.zeros(count, dtype=torch.long, device=device)
         self.owners = torch.full((count,), -1, dtype=torch.long, device=device)
-        # what the last step chose, and the log-probabilities of that, where they are recorded
-        self.written = torch.zeros(count, dtype=torch.long, device=device)
+        # the tokens that the last step chose, and their log-probabilities if these are recorded
+        self.chosen_tokens = torch.zeros(count, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(count, device=device)
-        # of texts that are sampled: their temperature, the numbers that choose their tokens, and the next of these
+        # of sampled texts: the temperature, the numbers that choose the tokens, and the index of the next one
         self.samples = samples
         self.temperatures = torch.zeros(count, device=device)
         self.uniforms = torch.zeros(count, room + 1 if samples else 1, device=device)
         self.next_uniform = torch.zeros(count, dtype=torch.long, device=device)
-        # keys and values of each layer: (count · room + 1, heads, width)
+        # each layer's keys and values (count · room + 1, heads, width), seat by seat; the last row is for padding
         self._layer_caches: list[tuple[Tensor, Tensor]] = []
-        self._capture = capture and device.type == "cuda"
+        self._may_capture = capture and device.type == "cuda"
+        # by the number of seats in a step
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._warmed_up: set[int] = set()
-        self._pool: Any = None
+        self._graph_memory: Any = None  # the pool that all graphs share
         self._configs = configs_of(network.model)
 
     # ---- reading prompts ------------------------------------------------------------------------------------------
@@ -74,21 +89,21 @@ class Seats:
         prompts: Sequence[Ids],
         owners: Sequence[int],
         *,
-        record: bool = False,
+        record_logprobs: bool = False,
         drafts: Sequence[Draft] = (),
     ) -> None:
-        """Let prompts take seats: read them, keep their keys and values, and choose each one's first token.
+        """Put prompts into seats: read them, cache their keys and values, and choose the first token of each text.
 
-        ``drafts`` say how the texts of these prompts are sampled, where some are.
+        ``drafts`` are the texts of these prompts; they are needed if some are sampled.
         """
         device = self.network.device
         rows = len(prompts)
         length = max(len(prompt) for prompt in prompts)
-        ids = torch.zeros(rows, length, dtype=torch.long)
-        # where keys and values are kept: padding's where nobody looks
+        token_ids = torch.zeros(rows, length, dtype=torch.long)
+        # where each token's keys and values go in the cache; padding's go to its last row, which nobody reads
         cache_rows = torch.full((rows, length), self.count * self.room)
         for row, (seat, prompt) in enumerate(zip(seats, prompts, strict=True)):
-            ids[row, : len(prompt)] = torch.tensor(prompt)
+            token_ids[row, : len(prompt)] = torch.tensor(prompt)
             cache_rows[row, : len(prompt)] = seat * self.room + torch.arange(len(prompt))
         bounds = _bounds_of_rows(rows, length, device)
         flat_cache_rows = cache_rows.view(-1).to(device)
@@ -100,7 +115,7 @@ class Seats:
             queries = q.reshape(rows * length, *q.shape[2:])
             keys = k.reshape(rows * length, *k.shape[2:])
             values = v.reshape(rows * length, *v.shape[2:])
-            self._keep(layer, flat_cache_rows, keys, values)
+            self._cache_keys_and_values(layer, flat_cache_rows, keys, values)
             answers, _ = self.operations.attend(
                 queries, keys, values, bounds, settings.scale, settings.window
             )
@@ -110,35 +125,36 @@ class Seats:
         positions = torch.arange(length).expand(rows, length).to(device)
         with self._attending(attend):
             output = self.network.run_body(
-                input_ids=ids.to(device), position_ids=positions, use_cache=False
+                input_ids=token_ids.to(device), position_ids=positions, use_cache=False
             )
         hidden = output.last_hidden_state
-        last = torch.tensor([len(prompt) for prompt in prompts]).to(device) - 1
-        last_hidden = hidden[torch.arange(rows, device=device), last]
-        taken = torch.tensor(seats).to(device)
+        last_positions = torch.tensor([len(prompt) for prompt in prompts]).to(device) - 1
+        last_hidden = hidden[torch.arange(rows, device=device), last_positions]
+        taken_seats = torch.tensor(seats).to(device)
         if self.samples:
-            self._take_draws(taken, drafts)
-        choice, logprobs = self._choose(last_hidden, record, self._draws_of(taken))
-        self.tokens[taken] = choice.clamp(min=0)
-        self.positions[taken] = last + 1
-        self.written[taken] = choice
-        self.owners[taken] = torch.tensor(owners).to(device)
-        if record:
-            self.logprobs[taken] = logprobs
+            self._set_sampling(taken_seats, drafts)
+        draws = self._next_draws(taken_seats)
+        choice, logprobs = self._choose_tokens(last_hidden, record_logprobs, draws)
+        self.tokens[taken_seats] = choice.clamp(min=0)
+        self.positions[taken_seats] = last_positions + 1
+        self.chosen_tokens[taken_seats] = choice
+        self.owners[taken_seats] = torch.tensor(owners).to(device)
+        if record_logprobs:
+            self.logprobs[taken_seats] = logprobs
 
-    def _take_draws(self, taken: Tensor, drafts: Sequence[Draft]) -> None:
-        """Give seats what chooses the tokens of the texts that take them."""
+    def _set_sampling(self, seats: Tensor, drafts: Sequence[Draft]) -> None:
+        """Set the temperatures and the numbers by which the texts in these seats are sampled."""
         numbers = torch.zeros(len(drafts), self.uniforms.shape[1])
         for row, draft in enumerate(drafts):
             if draft.uniforms is not None:
                 numbers[row, : len(draft.uniforms)] = torch.from_numpy(draft.uniforms)
         temperatures = torch.tensor([draft.temperature for draft in drafts])
-        self.temperatures[taken] = temperatures.to(taken.device)
-        self.uniforms[taken] = numbers.to(taken.device)
-        self.next_uniform[taken] = 0
+        self.temperatures[seats] = temperatures.to(seats.device)
+        self.uniforms[seats] = numbers.to(seats.device)
+        self.next_uniform[seats] = 0
 
-    def _draws_of(self, seats: Tensor) -> SampleDraws | None:
-        """Return what chooses the next token in these seats, and go on to the number after it."""
+    def _next_draws(self, seats: Tensor) -> SampleDraws | None:
+        """Return what chooses the next token in these seats, and advance each seat to its next number."""
         if not self.samples:
             return None
         position = self.next_uniform[seats].clamp(max=self.uniforms.shape[1] - 1)
@@ -146,14 +162,14 @@ class Seats:
         self.next_uniform[seats] = position + 1
         return SampleDraws(self.temperatures[seats], uniforms)
 
-    def _keep(
+    def _cache_keys_and_values(
         self, layer: int, cache_rows: Tensor, new_keys: Tensor, new_values: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Keep keys and values of a layer; returns all that are kept."""
-        if layer == len(self._layer_caches):
-            size = self.count * self.room + 1
-            empty_keys = new_keys.new_zeros((size, *new_keys.shape[1:]))
-            empty_values = new_values.new_zeros((size, *new_values.shape[1:]))
+        """Write tokens' keys and values into these rows of a layer's cache; return all that the cache holds."""
+        if layer == len(self._layer_caches):  # the layer's first call: its heads are known now
+            cache_tokens = self.count * self.room + 1
+            empty_keys = new_keys.new_zeros((cache_tokens, *new_keys.shape[1:]))
+            empty_values = new_values.new_zeros((cache_tokens, *new_values.shape[1:]))
             self._layer_caches.append((empty_keys, empty_values))
         keys, values = self._layer_caches[layer]
         keys.index_copy_(0, cache_rows, new_keys)
@@ -162,20 +178,25 @@ class Seats:
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
-    def step(self, count: int, *, routed: bool, record: bool = False) -> None:
-        """Write one token in each of the first ``count`` seats, by a graph where that is possible."""
-        can_capture = self._capture and not record
+    def step(self, count: int, *, record_logprobs: bool = False) -> None:
+        """Write one token in each of the first ``count`` seats.
+
+        The second step of a size captures a graph, if steps may be captured; later ones replay it. A step that records
+        log-probabilities is never captured.
+        """
+        can_capture = self._may_capture and not record_logprobs
         if can_capture and count in self._warmed_up and count not in self._graphs:
-            graph = self._capture_step(count, routed)
+            graph = self._capture_step(count)
             if graph is not None:
                 self._graphs[count] = graph
-        if count in self._graphs and not record:
+        if count in self._graphs and not record_logprobs:
             self._graphs[count].replay()
             return
         self._warmed_up.add(count)
-        self._compute_step(count, routed, record)
+        self._compute_step(count, record_logprobs=record_logprobs)
 
-    def _compute_step(self, count: int, routed: bool, record: bool) -> None:
+    def _compute_step(self, count: int, *, record_logprobs: bool) -> None:
+        """Run the model on the next token of the first ``count`` seats, and choose the token after it."""
         tokens = self.tokens[:count]
         positions = self.positions[:count]
         cache_rows = torch.arange(count, device=tokens.device) * self.room + positions
@@ -185,64 +206,72 @@ class Seats:
             layer: int, q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings
         ) -> Tensor:
             _refuse_sinks(settings)
-            keys, values = self._keep(layer, cache_rows, k.squeeze(1), v.squeeze(1))
+            keys, values = self._cache_keys_and_values(
+                layer, cache_rows, k.squeeze(1), v.squeeze(1)
+            )
             answers = self.operations.attend_cached(
                 q.squeeze(1), keys, values, lengths, self.room, settings.scale, settings.window
             )
             return answers.unsqueeze(1)
 
         if self.network.router is not None:
-            self.network.router.route(self.owners[:count] if routed else None)
+            self.network.router.route(self.owners[:count] if self.uses_adapters else None)
         with self._attending(attend):
             output = self.network.run_body(
                 input_ids=tokens.unsqueeze(1), position_ids=positions.unsqueeze(1), use_cache=False
             )
-        draws = self._draws_of(torch.arange(count, device=tokens.device))
-        choice, logprobs = self._choose(output.last_hidden_state[:, -1], record, draws)
-        self.written[:count] = choice
+        draws = self._next_draws(torch.arange(count, device=tokens.device))
+        last_hidden = output.last_hidden_state[:, -1]
+        choice, logprobs = self._choose_tokens(last_hidden, record_logprobs, draws)
+        self.chosen_tokens[:count] = choice
         tokens.copy_(choice.clamp(min=0))
-        # a seat that nobody watches stays within its room
+        # a seat whose text has ended goes on, and stays within its room
         positions.copy_((positions + 1).clamp(max=self.room - 1))
-        if record:
+        if record_logprobs:
             self.logprobs[:count] = logprobs
 
-    def _choose(
-        self, hidden: Tensor, record: bool, draws: SampleDraws | None = None
+    def _choose_tokens(
+        self, hidden: Tensor, record_logprobs: bool, draws: SampleDraws | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the token of each row, −1 where the logits are not numbers, and its log-probability.
+        """Return the next token of each row, −1 if its logits hold NaN, and the token's log-probability.
 
-        It is the likeliest, or the one that ``draws`` choose. Where nothing is recorded, the second is its logit.
+        The token is the likeliest, or the one that ``draws`` choose. If log-probabilities are not to be recorded, the
+        largest logit takes their place: it costs nothing, and nobody reads it.
         """
         logits = self.network.compute_logits(hidden)
-        token = logits.argmax(dim=-1, keepdim=True)  # NaN is the largest of all
+        token = logits.argmax(
+            dim=-1, keepdim=True
+        )  # of a NaN, if there is one: argmax takes it for the largest
         best_logits = logits.gather(1, token)
-        is_no_number = best_logits.isnan()
+        has_nan = best_logits.isnan()
         if draws is not None:
             token = draws.choose(logits)[:, None]
-        choice = torch.where(is_no_number, -1, token).squeeze(1)
-        if record:
+        choice = torch.where(has_nan, -1, token).squeeze(1)
+        if record_logprobs:
             return choice, log_softmax(logits).gather(1, token).squeeze(1)
         return choice, best_logits.squeeze(1)
 
-    def _capture_step(self, count: int, routed: bool) -> torch.cuda.CUDAGraph | None:
-        """Capture a step, or say why that cannot be done and never try again."""
+    def _capture_step(self, count: int) -> torch.cuda.CUDAGraph | None:
+        """Capture a step of ``count`` seats as a graph; if that fails, warn, and never capture again."""
         torch.cuda.synchronize(self.network.device)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                self._compute_step(count, routed, record=False)
+            with torch.cuda.graph(
+                graph, pool=self._graph_memory, capture_error_mode="thread_local"
+            ):
+                self._compute_step(count, record_logprobs=False)
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             log.debug("what could not be captured", exc_info=error)
-            self._capture = False
+            self._may_capture = False
             torch.cuda.synchronize(self.network.device)
-            reason = "no memory" if out_of_memory(error) else str(error)[:200]
+            reason = "no memory" if is_out_of_memory(error) else str(error)[:200]
             log.warning("writing cannot be captured (%s): it goes one operation at a time", reason)
             return None
-        self._pool = graph.pool()
+        self._graph_memory = graph.pool()
         return graph
 
     def move_texts(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Move texts from one seat to another: (from, to)."""
+        """Move texts between seats, each from the first seat of a pair to the second."""
         device = self.network.device
         sources = torch.tensor([source for source, _ in moves]).to(device)
         targets = torch.tensor([target for _, target in moves]).to(device)
@@ -250,7 +279,7 @@ class Seats:
             self.tokens,
             self.positions,
             self.owners,
-            self.written,
+            self.chosen_tokens,
             self.temperatures,
             self.uniforms,
             self.next_uniform,
@@ -265,14 +294,14 @@ class Seats:
 
     @contextmanager
     def _attending(self, attend: LayerAttention) -> Iterator[None]:
-        """Let the model attend by this function inside the block; layers are known by the order of their calls."""
+        """Let the model attend by this function inside the block; a layer is known by the order of its call."""
         layers = itertools.count()
         with attending(self._configs, lambda *arguments: attend(next(layers), *arguments)):
             yield
 
 
 def _refuse_sinks(settings: AttentionSettings) -> None:
-    """Refuse attention with sinks: what is kept of earlier tokens has no room for them."""
+    """Refuse attention with sinks (a learned share of each softmax): :meth:`Operations.attend_cached` has none."""
     if settings.sinks is not None:
         raise NotImplementedError("attention with sinks")
 
@@ -288,120 +317,155 @@ def _bounds_of_rows(rows: int, length: int, device: torch.device) -> Rows:
     )
 
 
-REFILL_SHARE = 8  # seats are filled when an eighth of them is free
-FEWEST_SEATS = 16
+REFILL_SHARE = 8  # seats are filled when one in so many is free
+FEWEST_SEATS = 16  # of a step that is made smaller
 
 
 @dataclass(frozen=True)
 class _SentStep:
-    """What a step chose, on its way to the host, and the drafts that it was chosen for, by seat."""
+    """The tokens that a step chose, on their way to the host, and the drafts that they were chosen for, by seat."""
 
-    written: SentTensors
-    readers: dict[int, Draft]
+    tokens: SentTensors
+    drafts_by_seat: dict[int, Draft]
 
 
 class ContinuousLoop:
-    """One run of a queue of drafts through seats."""
+    """One run of a queue of drafts through at most ``seats`` seats.
+
+    ``prefill_tokens`` bounds the tokens of the prompts, padding included, that are read in one pass. With
+    ``record_logprobs``, ``logprobs`` has each written token's log-probability afterwards, by the index of the draft.
+    """
 
     def __init__(
-        self, network: Network, endings: Endings, *, seats: int, prefill: int, record: bool = False
+        self,
+        network: Network,
+        endings: Endings,
+        *,
+        seats: int,
+        prefill_tokens: int,
+        record_logprobs: bool = False,
     ) -> None:
         self.network = network
         self.endings = endings
         self.most_seats = seats
-        self.prefill = prefill
-        self.record = record
+        self.prefill_tokens = prefill_tokens
+        self.record_logprobs = record_logprobs
         self.logprobs: dict[int, list[float]] = {}
 
     def write(self, drafts: Sequence[Draft]) -> Iterator[Draft]:
-        """Write all drafts, longest first, and yield each as it ends."""
-        ordered = sorted(drafts, key=lambda draft: (draft.longest, len(draft.prompt)), reverse=True)
-        yield from (draft for draft in ordered if draft.room < 1)
-        queue = [draft for draft in ordered if draft.room > 0]
+        """Write all drafts, the longest first, and yield each as it ends."""
+        longest_first = sorted(drafts, key=_length_key, reverse=True)
+        yield from (draft for draft in longest_first if draft.max_new_tokens < 1)
+        queue = [draft for draft in longest_first if draft.max_new_tokens > 0]
         if not queue:
             return
-        self.routed = any(draft.owner >= 0 for draft in queue)
-        self.count = max(1, min(self.most_seats, len(queue)))
+        self.seat_count = max(1, min(self.most_seats, len(queue)))
         self.seats = Seats(
             self.network,
-            self.count,
-            room=queue[0].longest,
-            capture=not self.record,
+            self.seat_count,
+            room=queue[0].full_length,
+            capture=not self.record_logprobs,
+            uses_adapters=any(draft.owner >= 0 for draft in queue),
             samples=any(draft.temperature > 0 for draft in queue),
         )
-        self.live: dict[int, Draft] = {}
-        waiting: list[_SentStep] = []
-        while queue or self.live or waiting:
-            queue, seated = self._fill_seats(queue)
-            if seated is not None:
-                waiting.append(seated)
-            # a step is worth making if some text may go on after what is on its way already
-            ahead = len(waiting)
-            stepping = any(len(draft.written) + ahead < draft.room for draft in self.live.values())
-            if stepping:
-                self.seats.step(self.count, routed=self.routed, record=self.record)
-                waiting.append(self._send(dict(self.live)))
-            steps_late = 1 if stepping and not self.record else 0
-            while len(waiting) > steps_late:
-                yield from self._read(waiting.pop(0))
+        self.drafts_by_seat: dict[int, Draft] = {}  # those that are being written
+        unread_steps: list[_SentStep] = []
+        while queue or self.drafts_by_seat or unread_steps:
+            queue, first_tokens = self._fill_seats(queue)
+            if first_tokens is not None:
+                unread_steps.append(first_tokens)
+            # a further step makes sense if some text may need a token beyond those on their way
+            tokens_ahead = len(unread_steps)
+            makes_step = any(
+                len(draft.written) + tokens_ahead < draft.max_new_tokens
+                for draft in self.drafts_by_seat.values()
+            )
+            if makes_step:
+                self.seats.step(self.seat_count, record_logprobs=self.record_logprobs)
+                unread_steps.append(self._send_tokens(dict(self.drafts_by_seat)))
+            steps_late = 1 if makes_step and not self.record_logprobs else 0
+            while len(unread_steps) > steps_late:
+                yield from self._read_step(unread_steps.pop(0))
             if not queue:
-                self._move_together()
+                self._use_fewer_seats()
 
     # ---- seats ----------------------------------------------------------------------------------------------------
 
     def _fill_seats(self, queue: list[Draft]) -> tuple[list[Draft], _SentStep | None]:
-        """Seat the next drafts, where enough seats are free; returns the drafts that still wait."""
-        free = [seat for seat in range(self.count) if seat not in self.live]
-        is_too_early = bool(self.live) and len(free) < max(1, self.count // REFILL_SHARE)
+        """Seat the next drafts if enough seats are free; return the drafts that still wait, and the first tokens."""
+        free_seats = [seat for seat in range(self.seat_count) if seat not in self.drafts_by_seat]
+        enough_seats = max(1, self.seat_count // REFILL_SHARE)
+        is_too_early = bool(self.drafts_by_seat) and len(free_seats) < enough_seats
         if not queue or is_too_early:
             return queue, None
-        longest = len(queue[0].prompt)
-        number = max(1, min(len(free), len(queue), self.prefill // longest))
-        chosen = sorted(queue[:number], key=lambda draft: draft.owner)
-        taken = free[:number]
-        prompts = [draft.prompt for draft in chosen]
-        owners = [draft.owner for draft in chosen]
-        self.seats.seat_prompts(taken, prompts, owners, record=self.record, drafts=chosen)
-        seated = dict(zip(taken, chosen, strict=True))
-        self.live |= seated
-        return queue[number:], self._send(seated)
+        longest_prompt = len(queue[0].prompt)
+        count = max(1, min(len(free_seats), len(queue), self.prefill_tokens // longest_prompt))
+        next_drafts = sorted(queue[:count], key=lambda draft: draft.owner)
+        taken_seats = free_seats[:count]
+        prompts = [draft.prompt for draft in next_drafts]
+        owners = [draft.owner for draft in next_drafts]
+        self.seats.seat_prompts(
+            taken_seats,
+            prompts,
+            owners,
+            record_logprobs=self.record_logprobs,
+            drafts=next_drafts,
+        )
+        newly_seated = dict(zip(taken_seats, next_drafts, strict=True))
+        self.drafts_by_seat |= newly_seated
+        return queue[count:], self._send_tokens(newly_seated)
 
-    def _move_together(self) -> None:
-        """Move the last texts together, once half of the seats would do."""
-        if self.record or not self.live or self.count <= FEWEST_SEATS:
+    def _use_fewer_seats(self) -> None:
+        """Move the last texts to the first seats once half of the seats hold them, so that steps become smaller."""
+        has_fewest = self.seat_count <= FEWEST_SEATS
+        if self.record_logprobs or not self.drafts_by_seat or has_fewest:
             return
-        smaller = max(FEWEST_SEATS, 1 << (len(self.live) - 1).bit_length())
-        if len(self.live) > self.count // 2 or smaller > self.count // 2:
+        text_count = len(self.drafts_by_seat)
+        half = self.seat_count // 2
+        fewer_seats = max(FEWEST_SEATS, 1 << (text_count - 1).bit_length())  # a power of two
+        if text_count > half or fewer_seats > half:
             return
-        free = iter(seat for seat in range(smaller) if seat not in self.live)
-        moves = [(seat, next(free)) for seat in sorted(self.live) if seat >= smaller]
+        free_seats = iter(seat for seat in range(fewer_seats) if seat not in self.drafts_by_seat)
+        moves: list[tuple[int, int]] = []
+        for seat in sorted(self.drafts_by_seat):
+            if seat >= fewer_seats:
+                moves.append((seat, next(free_seats)))
         if moves:
             self.seats.move_texts(moves)
             new_seats = dict(moves)
-            self.live = {new_seats.get(seat, seat): draft for seat, draft in self.live.items()}
-        self.count = smaller
+            self.drafts_by_seat = {
+                new_seats.get(seat, seat): draft for seat, draft in self.drafts_by_seat.items()
+            }
+        self.seat_count = fewer_seats
 
     # ---- what was written -----------------------------------------------------------------------------------------
 
-    def _send(self, readers: dict[int, Draft]) -> _SentStep:
-        """Send what was chosen for these drafts to the host."""
-        if self.record:
-            for seat, draft in readers.items():
+    def _send_tokens(self, drafts_by_seat: dict[int, Draft]) -> _SentStep:
+        """Send the tokens that were just chosen for these drafts to the host."""
+        if self.record_logprobs:
+            for seat, draft in drafts_by_seat.items():
                 logprob = float(self.seats.logprobs[seat])
                 self.logprobs.setdefault(draft.index, []).append(logprob)
-        return _SentStep(SentTensors(self.seats.written), readers)
+        return _SentStep(SentTensors(self.seats.chosen_tokens), drafts_by_seat)
 
-    def _read(self, step: _SentStep) -> Iterator[Draft]:
-        """Append the tokens of a step to the texts that were still going on; yield those that end with them."""
-        (tokens,) = step.written.read()
-        going = {id(draft) for draft in self.live.values()}
-        readers = {seat: draft for seat, draft in step.readers.items() if id(draft) in going}
-        drafts = list(readers.values())
-        is_over = self.endings.append(drafts, tokens[list(readers)].tolist(), looked_up=True)
-        ended = {
-            id(draft): draft
-            for draft, draft_is_over in zip(drafts, is_over, strict=True)
-            if draft_is_over
+    def _read_step(self, step: _SentStep) -> Iterator[Draft]:
+        """Append a step's tokens to the texts that have not ended meanwhile; yield the texts that end with them."""
+        (tokens,) = step.tokens.read()
+        unfinished = {id(draft) for draft in self.drafts_by_seat.values()}
+        seats: list[int] = []
+        drafts: list[Draft] = []
+        for seat, draft in step.drafts_by_seat.items():
+            if id(draft) in unfinished:
+                seats.append(seat)
+                drafts.append(draft)
+        is_over = self.endings.append(drafts, tokens[seats].tolist(), looked_up=True)
+        ended_drafts = [draft for draft, ends in zip(drafts, is_over, strict=True) if ends]
+        ended_ids = {id(draft) for draft in ended_drafts}
+        self.drafts_by_seat = {
+            seat: draft for seat, draft in self.drafts_by_seat.items() if id(draft) not in ended_ids
         }
-        self.live = {seat: draft for seat, draft in self.live.items() if id(draft) not in ended}
-        yield from ended.values()
+        yield from ended_drafts
+
+
+def _length_key(draft: Draft) -> tuple[int, int]:
+    return draft.full_length, len(draft.prompt)

@@ -1,16 +1,19 @@
-"""How the next token is chosen: greedily, after penalties, by sampling, or by what the model's ``generate`` can do.
+"""How the next token of a text is chosen, and when a text is over.
 
-The model's generation config counts, as it does in lm-eval, and a request's own options go before it. What samples in
-it is switched off: a request that is to be sampled says so itself, with a temperature and a seed, and its next token is
-the one at which the cumulated probabilities pass the text's next number from 0 to 1. A repetition penalty is simple
-enough for the fast loop; anything else is left to ``generate``.
+The settings of the model's generation config count, as they do in lm-eval; a request's own options replace them. The
+sampling settings of that config are ignored: a request that wants samples says so itself, by a temperature and a seed.
+The seed gives a text one number from 0 to 1 for every token, and the next token is the one at which the cumulated
+probabilities pass the next number. So a text does not depend on what is written beside it.
+
+Our own loops (see ``generate`` and ``continuous``) choose greedily, by sampling, and with a repetition penalty. For any
+other setting the model's own ``generate`` writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +30,12 @@ from potentia.engine.models.admission import not_a_number_error
 from potentia.engine.models.tokenization import Ids
 from potentia.errors import InputError
 
-# settings that change a text written without sampling, and the values that leave it alone
-_NOTHING: tuple[Any, ...] = ([], (), {})
-_NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# settings that change a text written without sampling, and their values that change nothing
+_NOTHING: tuple[object, ...] = ([], (), {})
+_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "bad_words_ids": _NOTHING,
     "begin_suppress_tokens": _NOTHING,
     "constraints": _NOTHING,
@@ -55,20 +61,22 @@ _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "forced_bos_token_id": (),
     "forced_eos_token_id": (),
 }
-_BEAM_SETTINGS = ("length_penalty", "early_stopping")  # count where there are beams
-_UNREADABLE = "\ufffd"  # how a part of a character is written
+_BEAM_SETTINGS = ("length_penalty", "early_stopping")  # they change nothing without beams
+_UNREADABLE = "\ufffd"  # what a tokenizer writes for bytes that are a part of a character
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """What changes a greedy text: a repetition penalty, and settings for the model's own ``generate``."""
+    """The settings that change a greedy text: a repetition penalty, and all of them for the model's ``generate``."""
 
     penalty: float = 1.0
     settings: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_options(cls, model: Any, options: Sequence[tuple[str, Any]] = ()) -> Decoding:
-        """Read the settings of the model and of a request."""
+    def from_options(
+        cls, model: PreTrainedModel, options: Sequence[tuple[str, object]] = ()
+    ) -> Decoding:
+        """Read the settings of the model's generation config and of a request, whose options go first."""
         requested = dict(options)
         unknown = requested.keys() - _NEUTRAL_VALUES.keys() - set(_BEAM_SETTINGS)
         if unknown:
@@ -79,58 +87,57 @@ class Decoding:
             )
         model_settings = getattr(model, "generation_config", None)
         settings: dict[str, Any] = {}
-        for name, neutral_values in _NEUTRAL_VALUES.items():
-            value = getattr(model_settings, name, None)
-            if name in requested:
-                value = requested[name]
+        for option_name, neutral_values in _NEUTRAL_VALUES.items():
+            value = getattr(model_settings, option_name, None)
+            if option_name in requested:
+                value = requested[option_name]
             if value is not None and value not in neutral_values:
-                settings[name] = _lists_from_tuples(value)
-        for name in _BEAM_SETTINGS:
-            if name in requested:
-                settings[name] = requested[name]
+                settings[option_name] = _lists_from_tuples(value)
+        for option_name in _BEAM_SETTINGS:
+            if option_name in requested:
+                settings[option_name] = requested[option_name]
         return cls(float(settings.get("repetition_penalty", 1.0)), settings)
 
     @property
     def is_beyond_greedy(self) -> bool:
-        """Whether the fast loop cannot do it."""
+        """Whether some setting is left to the model's own ``generate``."""
         return bool(self.settings.keys() - {"repetition_penalty", *_BEAM_SETTINGS})
 
     @property
     def beams(self) -> int:
-        """How many versions of each text are kept at a time."""
+        """How many versions of each text beam search keeps."""
         return int(self.settings.get("num_beams", 1))
 
-    def choose(
+    def choose_tokens(
         self,
         logits: torch.Tensor,
-        read_tokens: torch.Tensor | None,
+        is_repeated: torch.Tensor | None,
         draws: SampleDraws | None = None,
     ) -> torch.Tensor:
-        """Return the token to write in each row, or −1 where the logits are not numbers.
+        """Return the next token of each row, −1 if some logit of the row is NaN.
 
-        Tokens that were read or written before are penalised. ``draws`` choose the tokens of rows that are sampled.
+        ``is_repeated`` (rows, vocabulary) marks the tokens of the row so far, which are penalised. ``draws`` choose in
+        place of the argmax; in rows that are not sampled they take the argmax themselves.
         """
         scores = logits
-        if read_tokens is not None:
+        if is_repeated is not None:
             scores = logits.float()
             penalised = torch.where(scores < 0, scores * self.penalty, scores / self.penalty)
-            scores = torch.where(read_tokens, penalised, scores)
-        choice = scores.argmax(dim=-1)
-        if draws is not None:
-            choice = draws.choose(scores)
+            scores = torch.where(is_repeated, penalised, scores)
+        choice = scores.argmax(dim=-1) if draws is None else draws.choose(scores)
         return torch.where(scores.isnan().any(dim=-1), -1, choice)
 
 
 @dataclass(frozen=True)
 class SampleDraws:
-    """What chooses the next token of each row: its temperature (0: the likeliest token), and a number from 0 to 1."""
+    """What chooses the next token of each row: a temperature, and a number from 0 to 1."""
 
-    temperatures: torch.Tensor  # (rows,)
+    temperatures: torch.Tensor  # (rows,); 0: the row is not sampled, its likeliest token is taken
     uniforms: torch.Tensor  # (rows,)
 
     @classmethod
     def of_next_tokens(cls, drafts: Sequence[Draft], device: torch.device) -> SampleDraws | None:
-        """Return the draws for the next token of every text; None where none of them is sampled."""
+        """Return the draws for the next token of every text; None if none of them is sampled."""
         if not any(draft.temperature > 0 for draft in drafts):
             return None
         temperatures = [draft.temperature for draft in drafts]
@@ -141,7 +148,7 @@ class SampleDraws:
         )
 
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return one token for each row of logits."""
+        """Return the next token of each row, given its logits (rows, vocabulary)."""
         divisors = torch.where(self.temperatures > 0, self.temperatures, 1.0)
         shares = torch.softmax(logits.float() / divisors[:, None], dim=-1)
         cumulated = shares.cumsum(dim=-1)
@@ -156,50 +163,53 @@ def _next_uniform(draft: Draft) -> float:
     return float(draft.uniforms[len(draft.written)])
 
 
-def _lists_from_tuples(value: Any) -> Any:
+def _lists_from_tuples(value: object) -> object:
     """Return a setting as transformers takes it: requests hold tuples, which can be hashed."""
     if isinstance(value, tuple):
         return [_lists_from_tuples(part) for part in value]
     return value
 
 
-def mark_read_tokens(prompts: Sequence[Ids], like: torch.Tensor) -> torch.Tensor:
-    """Mark the tokens of each row's prompt: (rows, vocabulary), true where a token was read."""
-    read_tokens = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
-    for row, prompt in zip(read_tokens, prompts, strict=True):
-        row[torch.tensor(prompt, device=like.device)] = True
-    return read_tokens
+def mark_prompt_tokens(prompts: Sequence[Ids], logits: torch.Tensor) -> torch.Tensor:
+    """Return a mask in the shape of the logits (rows, vocabulary), true for the tokens of each row's prompt."""
+    is_in_prompt = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+    for row, prompt in zip(is_in_prompt, prompts, strict=True):
+        row[torch.tensor(prompt, device=logits.device)] = True
+    return is_in_prompt
 
 
-FindStopped = Callable[[list[Ids]], list[bool]]  # which of the texts written so far are done
+FindStopped = Callable[
+    [list[Ids]], list[bool]
+]  # which of the texts written so far end in a stop text
 
 
 def generate_by_model(
     model: Any,
     prompts: Sequence[Ids],
-    room: int,
+    max_new_tokens: int,
     decoding: Decoding,
     find_stopped: FindStopped | None,
     *,
     pad: int | None,
     drafts: Sequence[Draft] = (),
 ) -> list[Ids]:
-    """Let the model's own ``generate`` continue prompts of one length; ``find_stopped`` says which rows are done.
+    """Let the model's own ``generate`` continue prompts of one length, and return the new tokens of each.
 
-    ``drafts`` are the texts of the rows, where some of them are sampled.
+    ``find_stopped`` says after every token which rows are done. ``drafts`` are the texts of the rows; they are needed
+    if some of them are sampled.
     """
-    ids = torch.tensor(prompts, device=next(model.parameters()).device)
-    prompt_length = ids.shape[1]
+    token_ids = torch.tensor(prompts, device=next(model.parameters()).device)
+    prompt_length = token_ids.shape[1]
     criteria = StoppingCriteriaList()
     if find_stopped is not None:
-        criteria.append(_StopWhereFound(prompt_length, find_stopped))
+        criteria.append(_StopAtStopTexts(prompt_length, find_stopped))
     processors = LogitsProcessorList()
     if any(draft.temperature > 0 for draft in drafts):
         processors.append(_SampleTokens(prompt_length, drafts))
     output = model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=room,
+        input_ids=token_ids,
+        attention_mask=torch.ones_like(token_ids),
+        max_new_tokens=max_new_tokens,
         do_sample=False,
         use_cache=True,
         stopping_criteria=criteria,
@@ -211,7 +221,7 @@ def generate_by_model(
 
 
 class _SampleTokens(LogitsProcessor):
-    """Leave the greedy choice of ``generate`` one token for each sampled row: the one that its number chooses."""
+    """Sample within the greedy ``generate``: rule out every token of a row but the one that its number chooses."""
 
     def __init__(self, prompt_length: int, drafts: Sequence[Draft]) -> None:
         self.prompt_length = prompt_length
@@ -220,7 +230,9 @@ class _SampleTokens(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         position = input_ids.shape[1] - self.prompt_length
-        numbers = [0.0 if row is None else float(row[position]) for row in self.uniforms]
+        numbers: list[float] = []
+        for uniforms in self.uniforms:
+            numbers.append(0.0 if uniforms is None else float(uniforms[position]))
         draws = SampleDraws(
             temperatures=self.temperatures.to(scores.device),
             uniforms=torch.tensor(numbers, device=scores.device),
@@ -230,14 +242,14 @@ class _SampleTokens(LogitsProcessor):
         return only_chosen.scatter(1, chosen[:, None], 0.0)
 
 
-class _StopWhereFound(StoppingCriteria):
-    """Ask, after every token, which rows are done."""
+class _StopAtStopTexts(StoppingCriteria):
+    """End the rows whose text ends in a stop text, asked after every token."""
 
     def __init__(self, prompt_length: int, find_stopped: FindStopped) -> None:
         self.prompt_length = prompt_length
         self.find_stopped = find_stopped
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
         written = input_ids[:, self.prompt_length :].tolist()
         return torch.tensor(self.find_stopped(written), device=input_ids.device)
 
@@ -246,46 +258,51 @@ _SPACE_MARKS = str.maketrans("▁Ġ", "  ")  # how tokenizers write spaces
 
 
 class Endings:
-    """When a text is over: at a token that ends it, at a stop text, or when its room is used up."""
+    """When a text is over: at a token that ends texts, at one of its stop texts, or at its largest length."""
 
-    def __init__(self, model: Any, tokenizer: Any, vocabulary: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, vocabulary: int
+    ) -> None:
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary
-        self.tokens = _find_end_tokens(model, tokenizer)
+        self.end_tokens = _find_end_tokens(model, tokenizer)
         self._token_texts: list[str] | None = None
         self._stop_tables: dict[tuple[str, ...], npt.NDArray[np.bool_]] = {}
 
     def append(
         self, drafts: Sequence[Draft], chosen: Sequence[int], *, looked_up: bool
     ) -> list[bool]:
-        """Append the token that was chosen for each text, and say which texts are over.
+        """Append the token that was chosen for each text, and return which texts are over.
 
-        Where many are written, a text is ``looked_up`` before it is read: few tokens can end a stop text.
+        Decoding a text to look for stop texts is slow. With ``looked_up``, a table says which tokens can end a stop
+        text, and only texts that end in such a token are decoded; the table pays where many texts are written.
         """
         is_over: list[bool] = []
-        watched: list[int] = []  # texts that may end in a stop text now
-        for number, (draft, token) in enumerate(zip(drafts, chosen, strict=True)):
+        decoded: list[int] = []  # indices of the texts that may end in a stop text now
+        for index, (draft, token) in enumerate(zip(drafts, chosen, strict=True)):
             if token < 0:
                 raise not_a_number_error("while writing a text")
-            if token in self.tokens:
+            if token in self.end_tokens:
                 is_over.append(True)
                 continue
             draft.written.append(token)
-            is_over.append(len(draft.written) >= draft.room)
+            is_over.append(len(draft.written) >= draft.max_new_tokens)
             if draft.stop and (not looked_up or self.table_of_last_tokens(draft.stop)[token]):
-                watched.append(number)
-        stopped = self.find_stopped([drafts[number] for number in watched])
-        for number, is_stopped in zip(watched, stopped, strict=True):
-            is_over[number] |= is_stopped
+                decoded.append(index)
+        stopped = self.find_stopped([drafts[index] for index in decoded])
+        for index, is_stopped in zip(decoded, stopped, strict=True):
+            is_over[index] |= is_stopped
         return is_over
 
     def find_stopped(
         self, drafts: Sequence[Draft], written: Sequence[Ids] | None = None
     ) -> list[bool]:
-        """Say which texts end in one of their stop texts, as written so far or as given."""
+        """Return which texts have one of their stop texts at their end; ``written`` replaces what they have so far."""
         if written is None:
             written = [draft.written for draft in drafts]
-        tails = [ids[-draft.lookback :] for draft, ids in zip(drafts, written, strict=False)]
+        tails = [
+            token_ids[-draft.lookback :] for draft, token_ids in zip(drafts, written, strict=False)
+        ]
         tail_texts: list[str] = []
         if tails:
             tail_texts = self.tokenizer.batch_decode(tails)
@@ -295,23 +312,21 @@ class Endings:
         return stopped
 
     def table_of_last_tokens(self, stops: tuple[str, ...]) -> npt.NDArray[np.bool_]:
-        """Return, for every token, whether a text that ends in it may end in one of ``stops``."""
+        """Return, for every token of the vocabulary, whether a text that ends in it may end in one of ``stops``."""
         if stops not in self._stop_tables:
             last_letters = {stop[-1] for stop in stops if stop}
             ends_in_space = any(
                 letter.isspace() and letter not in "\r\n" for letter in last_letters
             )
-            may_end = [
-                ends_in_space
-                or _UNREADABLE in text
-                or any(letter in text for letter in last_letters)
-                for text in self._read_token_texts()
-            ]
+            may_end = []
+            for text in self._read_token_texts():
+                has_last_letter = any(letter in text for letter in last_letters)
+                may_end.append(ends_in_space or _UNREADABLE in text or has_last_letter)
             self._stop_tables[stops] = np.array(may_end, bool) & bool(last_letters)
         return self._stop_tables[stops]
 
     def _read_token_texts(self) -> list[str]:
-        """Every token as it reads by itself, and as the tokenizer writes it."""
+        """Return every token's text: as it decodes by itself, and as the vocabulary writes it, one after the other."""
         if self._token_texts is None:
             token_count = min(len(self.tokenizer), self.vocabulary)
             texts = self.tokenizer.batch_decode([[token] for token in range(token_count)])
@@ -323,8 +338,8 @@ class Endings:
         return self._token_texts
 
 
-def _find_end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end a text: the tokenizer's, and those of the model's generation config."""
+def _find_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the end-of-text tokens of the tokenizer and of the model's generation config."""
     generation_config = getattr(model, "generation_config", None)
     end_tokens: set[int] = set()
     for declared in (tokenizer.eos_token_id, getattr(generation_config, "eos_token_id", None)):

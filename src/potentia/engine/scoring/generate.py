@@ -1,4 +1,11 @@
-"""Writing texts, greedily or by sampling: in seats that texts take in turn, or in batches that shrink as texts end."""
+"""Writing texts, greedily or by sampling, in the fastest of three ways that writes what the model itself would.
+
+* seats: a queue of texts through a fixed number of seats (see ``continuous``), on a GPU;
+* the loop: batches of left-padded prompts, which shrink as texts end;
+* the model's own ``generate``, on prompts of one length at a time.
+
+A *draft* is a text while it is being written; its *owner* is the slot of the adapter that writes it, or −1.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +18,7 @@ import torch
 
 from potentia.engine.layers.draft import Draft, draw_uniforms
 from potentia.engine.layers.network import Network, log_softmax
-from potentia.engine.models.device_layout import give_back, is_spread, out_of_memory
+from potentia.engine.models.device_layout import give_back, is_out_of_memory, is_spread
 from potentia.engine.models.tokenization import Encoder, Ids
 from potentia.engine.scoring.continuous import ContinuousLoop
 from potentia.engine.scoring.decoding import (
@@ -19,7 +26,7 @@ from potentia.engine.scoring.decoding import (
     Endings,
     SampleDraws,
     generate_by_model,
-    mark_read_tokens,
+    mark_prompt_tokens,
 )
 from potentia.errors import ModelError
 from potentia.values.requests import Generation
@@ -28,21 +35,22 @@ from potentia.values.scoring_route import WritingRoute
 if TYPE_CHECKING:
     from potentia.engine.proof.scoring_check import ScoringCheck
 
-# as lm-eval: a stop string may be written in up to two tokens more than it takes by itself
+# tokens, as in lm-eval: a stop text may be written in up to two tokens more than it takes by itself
 EXTRA_LOOKBACK = 2
-PREFILL_BUDGETS = 4  # a prefill keeps no logits, so it may be larger than a scoring batch
-MOST_ROWS = {"cuda": 256, "cpu": 16}
+# a pass over prompts may have so many token budgets of a scoring batch: it keeps the logits of one token a row
+PREFILL_BUDGETS = 4
+MOST_ROWS = {"cuda": 256, "cpu": 16}  # texts in a batch
 MOST_SEATS = {"cuda": 1024, "cpu": 16}
-SAMPLES = 3
+SAMPLES = 3  # prompts that are kept for the record
 
 
 class TextWriter:
     """Continue prompts, greedily as lm-eval's ``generate_until`` with ``do_sample=False`` does, or by sampling.
 
-    Prompts are cut from the left so that prompt and answer fit the model. A row leaves the batch as soon as it has
-    written an end-of-text token, a stop string or its last token; the key/value cache shrinks with the batch. Where
-    that loop does not give what the model itself would, or the settings ask for more than greedy choice, the model's
-    own ``generate`` writes, on prompts of one length at a time, so that nothing is padded.
+    Prompts are cut from the left so that prompt and answer fit the model. A text leaves its batch as soon as it has an
+    end-of-text token, a stop text or its largest length; the key-value cache shrinks with the batch. The model's own
+    ``generate`` writes if our loop does not give what it would, or if settings ask for more than greedy choice; its
+    prompts have one length, so that nothing is padded. ``continuous`` asks for seats, by default on a GPU.
     """
 
     def __init__(
@@ -79,7 +87,7 @@ class TextWriter:
     ) -> list[str]:
         """Return one text for each request, in their order."""
         prompts = self.encoder.prompts([request.context for request in requests])
-        self.encoder.check_known(prompts)
+        self.encoder.refuse_unknown_texts(prompts)
         drafts: list[Draft] = []
         for index, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
             owner = -1 if owners is None else owners[index]
@@ -96,7 +104,7 @@ class TextWriter:
         return texts
 
     def _write_drafts(self, queue: list[Draft], decoding: Decoding) -> Iterator[Draft]:
-        """Write texts in the fastest way that gives the model's own; yield each as it ends."""
+        """Write texts in the fastest way that the check allows; yield each as it ends."""
         route = self._choose_route(queue, decoding)
         self.routes.add(route)
         if route == WritingRoute.SEATS:
@@ -105,7 +113,7 @@ class TextWriter:
             yield from self._write_in_batches(queue, decoding, route)
 
     def _choose_route(self, queue: list[Draft], decoding: Decoding) -> WritingRoute:
-        """Return the fastest way to write such texts that gives the reference's numbers."""
+        """Return the fastest way to write these texts that chooses as the reference does."""
         if decoding.is_beyond_greedy:
             return WritingRoute.GENERATE
         if not self._can_use(WritingRoute.LOOP, queue, self._try_loop):
@@ -120,24 +128,27 @@ class TextWriter:
         self,
         route: WritingRoute,
         queue: list[Draft],
-        write: Callable[[Network, list[Draft]], list[list[float]]],
+        write_trial: Callable[[Network, list[Draft]], list[list[float]]],
     ) -> bool:
-        """Say whether a way of writing such texts gives the reference's numbers."""
-        live = [draft for draft in queue if draft.room > 0]
-        if not live:
+        """Return whether a way of writing passes its check on texts like these.
+
+        ``write_trial`` writes the check's texts in this way, and returns the log-probabilities of their tokens.
+        """
+        live_drafts = [draft for draft in queue if draft.max_new_tokens > 0]
+        if not live_drafts:
             return True
-        longest = max(draft.longest for draft in live)
-        return self.check.can_write(longest, live, write, route)
+        longest = max(draft.full_length for draft in live_drafts)
+        return self.check.can_write(longest, live_drafts, write_trial, route)
 
     def _write_in_batches(
         self, queue: list[Draft], decoding: Decoding, route: WritingRoute
     ) -> Iterator[Draft]:
-        """Write texts in batches, the longest first, by our loop or by the model's own ``generate``."""
-        queue = sorted(queue, key=_by_length, reverse=True)
+        """Write texts in batches, the longest first, by our loop or by the model's own ``generate``; yield batches."""
+        queue = sorted(queue, key=_length_key, reverse=True)
         by_model = route == WritingRoute.GENERATE
         while queue:
             if by_model:
-                batch = self._take_alike(queue, decoding)
+                batch = self._choose_alike(queue, decoding)
             else:
                 batch = queue[: self._count_rows(queue[0])]
             try:
@@ -163,35 +174,37 @@ class TextWriter:
 
     def _try_loop(self, network: Network, batch: list[Draft]) -> list[list[float]]:
         """Write a trial's texts in a loop, and return the log-probabilities of their tokens."""
-        return self._on_network(network)._write_by_loop(batch, Decoding(), record=True)
+        return self._on_network(network)._write_by_loop(batch, Decoding(), record_logprobs=True)
 
     def _try_seats(self, network: Network, batch: list[Draft]) -> list[list[float]]:
         """Write a trial's texts in seats, and return the log-probabilities of their tokens."""
         seats = max(2, len(batch) // 2)
-        loop = self._on_network(network)._make_continuous_loop(seats, record=True)
-        for _ in loop.write(batch):
+        continuous_loop = self._on_network(network)._make_continuous_loop(
+            seats, record_logprobs=True
+        )
+        for _ in continuous_loop.write(batch):
             pass
-        return [loop.logprobs[draft.index] for draft in batch]
+        return [continuous_loop.logprobs[draft.index] for draft in batch]
 
-    def _make_continuous_loop(self, seats: int, *, record: bool = False) -> ContinuousLoop:
+    def _make_continuous_loop(self, seats: int, *, record_logprobs: bool = False) -> ContinuousLoop:
         return ContinuousLoop(
             self.network,
             self.endings,
             seats=seats,
-            prefill=PREFILL_BUDGETS * self.token_budget,
-            record=record,
+            prefill_tokens=PREFILL_BUDGETS * self.token_budget,
+            record_logprobs=record_logprobs,
         )
 
     def _write_in_seats(self, queue: list[Draft]) -> Iterator[Draft]:
-        """Write texts in seats; with half as many where memory runs out."""
-        longest = max(draft.longest for draft in queue)
+        """Write texts in seats, in half as many each time memory runs out; yield each as it ends."""
+        longest = max(draft.full_length for draft in queue)
         most_seats = MOST_SEATS.get(self.network.device.type, 16)
         seats = max(1, min(most_seats, self.network.count_cacheable_tokens() // longest))
         remaining = {draft.index: draft for draft in queue}
         while remaining:
             try:
-                loop = self._make_continuous_loop(seats)
-                for draft in loop.write(list(remaining.values())):
+                continuous_loop = self._make_continuous_loop(seats)
+                for draft in continuous_loop.write(list(remaining.values())):
                     del remaining[draft.index]
                     yield draft
             except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -202,21 +215,21 @@ class TextWriter:
                     draft.written.clear()
 
     def _count_rows(self, longest: Draft) -> int:
-        """How many texts to write at once: the prompts' activations and the finished texts' cache must both fit."""
-        max_rows = MOST_ROWS.get(self.network.device.type, 16)
-        prefilled = PREFILL_BUDGETS * self.token_budget // len(longest.prompt)
-        cached = self.network.count_cacheable_tokens() // longest.longest
-        return max(1, min(max_rows, prefilled, cached))
+        """Return how many texts to write at once, so that the prompts' activations and all texts' cache fit memory."""
+        most_rows = MOST_ROWS.get(self.network.device.type, 16)
+        rows_in_prefill = PREFILL_BUDGETS * self.token_budget // len(longest.prompt)
+        rows_in_cache = self.network.count_cacheable_tokens() // longest.full_length
+        return max(1, min(most_rows, rows_in_prefill, rows_in_cache))
 
-    def _take_alike(self, queue: list[Draft], decoding: Decoding) -> list[Draft]:
-        """Choose drafts with prompts of one length and one owner; one where the model keeps several versions."""
+    def _choose_alike(self, queue: list[Draft], decoding: Decoding) -> list[Draft]:
+        """Choose the first draft and those like it in prompt length, answer length and owner; one for beam search."""
         first = queue[0]
-        max_rows = 1 if decoding.beams > 1 else self._count_rows(first)
+        most_rows = 1 if decoding.beams > 1 else self._count_rows(first)
         alike = [draft for draft in queue if _shape(draft) == _shape(first)]
-        return alike[:max_rows]
+        return alike[:most_rows]
 
     def _make_draft(self, index: int, request: Generation, prompt: Ids, owner: int) -> Draft:
-        """Make the draft of a request, its prompt cut so that prompt and answer fit the model."""
+        """Make the draft of a request, and cut its prompt from the left so that prompt and answer fit the model."""
         prefix = self.encoder.bos.prefix_id
         if not prompt:
             if prefix is None:
@@ -225,68 +238,82 @@ class TextWriter:
                 )
             prompt = [prefix]
         max_length = self.encoder.max_length
-        room = min(request.max_tokens, max_length - 1)
-        space = max(max_length - room, 1)
-        if len(prompt) > space:
+        max_new_tokens = min(request.max_tokens, max_length - 1)
+        prompt_space = max(max_length - max_new_tokens, 1)
+        if len(prompt) > prompt_space:
             self.truncated += 1
-            keeps_bos = self.encoder.bos.required and prompt[0] == prefix and space > 1
+            keeps_bos = self.encoder.bos.required and prompt[0] == prefix and prompt_space > 1
             if keeps_bos:
-                prompt = [prompt[0], *prompt[-(space - 1) :]]
+                prompt = [prompt[0], *prompt[-(prompt_space - 1) :]]
             else:
-                prompt = prompt[-space:]
+                prompt = prompt[-prompt_space:]
         longest_stop = max((self._count_tokens(stop) for stop in request.stop), default=0)
+        uniforms = None
+        if request.temperature > 0:
+            uniforms = draw_uniforms(request.seed, max_new_tokens)
         return Draft(
             index=index,
             prompt=prompt,
             stop=request.stop,
-            room=room,
+            max_new_tokens=max_new_tokens,
             owner=owner,
             lookback=longest_stop + EXTRA_LOOKBACK,
             options=request.options,
             temperature=request.temperature,
-            uniforms=draw_uniforms(request.seed, room) if request.temperature > 0 else None,
+            uniforms=uniforms,
         )
 
     def _write_by_model(self, batch: list[Draft], decoding: Decoding) -> None:
         """Let the model's own ``generate`` write a batch of texts with prompts of one length."""
-        live = [draft for draft in batch if draft.room > 0]
-        if not live:
+        live_drafts = [draft for draft in batch if draft.max_new_tokens > 0]
+        if not live_drafts:
             return
         beams = decoding.beams
-        self.network.route([draft.owner for draft in live for _ in range(beams)])
+        self.network.route([draft.owner for draft in live_drafts for _ in range(beams)])
 
         def find_stopped(written: list[Ids]) -> list[bool]:
-            """Which rows are done; of several versions of a text, lm-eval looks at the first alone."""
-            stopped = self.endings.find_stopped(live, written)
+            """Return which rows are done; of the versions of a beam search, lm-eval looks at the first alone."""
+            stopped = self.endings.find_stopped(live_drafts, written)
             return stopped if beams == 1 else stopped * len(written)
 
-        has_stops = any(draft.stop for draft in live)
+        has_stops = any(draft.stop for draft in live_drafts)
         tokens = generate_by_model(
             self.network.model,
-            [draft.prompt for draft in live],
-            live[0].room,
+            [draft.prompt for draft in live_drafts],
+            live_drafts[0].max_new_tokens,
             decoding,
             find_stopped if has_stops else None,
             pad=self.tokenizer.pad_token_id,
-            drafts=live,
+            drafts=live_drafts,
         )
-        for draft, ids in zip(live, tokens, strict=True):
-            ends = [position for position, token in enumerate(ids) if token in self.endings.tokens]
-            draft.written = ids[: ends[0]] if ends else ids
+        for draft, token_ids in zip(live_drafts, tokens, strict=True):
+            draft.written = self._cut_at_end_token(token_ids)
+
+    def _cut_at_end_token(self, token_ids: Ids) -> Ids:
+        """Return the tokens before the first that ends a text."""
+        for position, token in enumerate(token_ids):
+            if token in self.endings.end_tokens:
+                return token_ids[:position]
+        return token_ids
 
     def _write_by_loop(
-        self, batch: list[Draft], decoding: Decoding, *, record: bool = False
+        self, batch: list[Draft], decoding: Decoding, *, record_logprobs: bool = False
     ) -> list[list[float]]:
-        """Write a batch of texts; returns, where asked to, the log-probability of every token that was chosen."""
+        """Write a batch of texts; return the log-probabilities of each text's tokens, if they are to be recorded.
+
+        With ``record_logprobs`` sampled texts are written greedily too: the check compares the likeliest tokens.
+        """
         network = self.network
-        live = sorted((draft for draft in batch if draft.room > 0), key=lambda draft: draft.owner)
-        recorded: dict[int, list[float]] = {draft.index: [] for draft in batch}
-        tokens, mask = self._pad_prompts(live)
+        live_drafts = sorted(
+            (draft for draft in batch if draft.max_new_tokens > 0), key=lambda draft: draft.owner
+        )
+        logprobs_by_index: dict[int, list[float]] = {draft.index: [] for draft in batch}
+        tokens, mask = self._pad_prompts(live_drafts)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        read_tokens: torch.Tensor | None = None
+        is_repeated: torch.Tensor | None = None  # (rows, vocabulary), for a repetition penalty
         cache: Any = None
-        while live:
-            network.route([draft.owner for draft in live])
+        while live_drafts:
+            network.route([draft.owner for draft in live_drafts])
             output = network.run_body(
                 input_ids=tokens,
                 attention_mask=mask,
@@ -296,36 +323,40 @@ class TextWriter:
             )
             cache = output.past_key_values
             logits = network.compute_logits(output.last_hidden_state[:, -1])  # (rows, vocabulary)
-            if decoding.penalty != 1.0 and read_tokens is None:
-                read_tokens = mark_read_tokens([draft.prompt for draft in live], logits)
-            draws = None if record else SampleDraws.of_next_tokens(live, network.device)
-            choice = decoding.choose(logits, read_tokens, draws)  # (rows,)
+            if decoding.penalty != 1.0 and is_repeated is None:
+                is_repeated = mark_prompt_tokens([draft.prompt for draft in live_drafts], logits)
+            draws = None
+            if not record_logprobs:
+                draws = SampleDraws.of_next_tokens(live_drafts, network.device)
+            choice = decoding.choose_tokens(logits, is_repeated, draws)  # (rows,)
             chosen = choice.tolist()
-            if record:
-                for draft, token, logprobs in zip(live, chosen, log_softmax(logits), strict=True):
-                    recorded[draft.index].append(float(logprobs[token]))
-            ended = self.endings.append(live, chosen, looked_up=False)
-            going = [row for row, row_ended in enumerate(ended) if not row_ended]
-            if not going:
+            if record_logprobs:
+                for draft, token, logprobs in zip(
+                    live_drafts, chosen, log_softmax(logits), strict=True
+                ):
+                    logprobs_by_index[draft.index].append(float(logprobs[token]))
+            is_over = self.endings.append(live_drafts, chosen, looked_up=False)
+            unfinished_rows = [row for row, ends in enumerate(is_over) if not ends]
+            if not unfinished_rows:
                 break
             positions = positions[:, -1:] + 1
-            if read_tokens is not None:
-                read_tokens.scatter_(1, choice[:, None], True)
-            if len(going) < len(live):
-                unfinished = torch.tensor(going, device=network.device)
-                cache.batch_select_indices(unfinished.cpu() if self.is_spread else unfinished)
-                choice = choice[unfinished]
-                positions = positions[unfinished]
-                mask = mask[unfinished]
-                if read_tokens is not None:
-                    read_tokens = read_tokens[unfinished]
-                live = [live[row] for row in going]
+            if is_repeated is not None:
+                is_repeated.scatter_(1, choice[:, None], True)
+            if len(unfinished_rows) < len(live_drafts):
+                row_indices = torch.tensor(unfinished_rows, device=network.device)
+                cache.batch_select_indices(row_indices.cpu() if self.is_spread else row_indices)
+                choice = choice[row_indices]
+                positions = positions[row_indices]
+                mask = mask[row_indices]
+                if is_repeated is not None:
+                    is_repeated = is_repeated[row_indices]
+                live_drafts = [live_drafts[row] for row in unfinished_rows]
             tokens = choice[:, None]
-            mask = torch.cat([mask, mask.new_ones((len(live), 1))], dim=1)
-        return [recorded[draft.index] for draft in batch]
+            mask = torch.cat([mask, mask.new_ones((len(live_drafts), 1))], dim=1)
+        return [logprobs_by_index[draft.index] for draft in batch]
 
     def _pad_prompts(self, drafts: list[Draft]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return prompts padded on the left, and their mask."""
+        """Return prompts padded on the left, and the attention mask that hides the padding."""
         length = max((len(draft.prompt) for draft in drafts), default=0)
         tokens = torch.zeros((len(drafts), length), dtype=torch.long)
         mask = torch.zeros((len(drafts), length), dtype=torch.long)
@@ -336,7 +367,7 @@ class TextWriter:
         return tokens.to(self.network.device), mask.to(self.network.device)
 
     def _decode(self, draft: Draft) -> str:
-        """Return what was written as text, up to the first stop text."""
+        """Return the written tokens as text, up to the first stop text."""
         text = str(self.tokenizer.decode(draft.written, skip_special_tokens=True))
         for stop in (*draft.stop, self.tokenizer.eos_token):
             if stop:
@@ -344,8 +375,11 @@ class TextWriter:
         return text
 
     def _halve_budget(self, error: RuntimeError, rows: int) -> bool:
-        """Halve the token budget where memory ran out; whether it is worth trying again."""
-        if not out_of_memory(error):
+        """Free memory and halve the token budget if memory ran out; return whether it is worth trying again.
+
+        A single row is tried again only if there was something to free.
+        """
+        if not is_out_of_memory(error):
             return False
         if not give_back(self.network.device) and rows == 1:
             return False
@@ -353,10 +387,10 @@ class TextWriter:
         return True
 
 
-def _by_length(draft: Draft) -> tuple[int, int]:
-    return draft.longest, len(draft.prompt)
+def _length_key(draft: Draft) -> tuple[int, int]:
+    return draft.full_length, len(draft.prompt)
 
 
 def _shape(draft: Draft) -> tuple[int, int, int]:
-    """What the drafts of one batch of the model's own ``generate`` have in common."""
-    return len(draft.prompt), draft.room, draft.owner
+    """Return what the drafts of one batch of the model's own ``generate`` have in common."""
+    return len(draft.prompt), draft.max_new_tokens, draft.owner

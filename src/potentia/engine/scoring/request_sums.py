@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, added up for each request while batches come in from the device."""
+"""The results of requests, summed up from the predictions of their tokens while batches come in from the device."""
 
 from __future__ import annotations
 
@@ -13,73 +13,80 @@ from potentia.engine.layers.network import ReadResults, SentTensors
 from potentia.engine.layers.prefix_tree import PrefixTreeRow, ScoredSequence
 from potentia.engine.models.admission import not_a_number_error
 
-IN_FLIGHT = 2  # batches that may be on their way from a GPU
+IN_FLIGHT = 2  # batches whose results may be on their way from a GPU
 
 
 @dataclass(frozen=True)
 class _SentBatch:
-    """A batch on its way to the host: its numbers, the request of each, and the requests whose sequences are done."""
+    """The results of one batch, on their way to the host."""
 
-    numbers: SentTensors
-    requests: npt.NDArray[np.int64]
-    finished: list[int]
+    predictions: SentTensors  # log-probabilities and greedy hits
+    requests: npt.NDArray[np.int64]  # the request of each prediction
+    finished: list[int]  # for each sequence of the batch, its request
 
 
 class RequestSums:
-    """Sum log-probabilities per request as batches come in, and report requests that are complete."""
+    """The results of ``count`` requests so far; ``progress`` is told how many requests became complete.
+
+    A request may have several sequences (the windows of a long text), and is complete when all have come in.
+    """
 
     def __init__(self, count: int, progress: Callable[[int], None] | None = None) -> None:
         self._logprobs = np.zeros(count)
-        self._greedy = np.ones(count, dtype=bool)
+        self._is_greedy = np.ones(count, dtype=bool)
         self._tokens = np.zeros(count, dtype=np.int64)
-        self._pending = np.zeros(count, dtype=np.int64)  # sequences that have not come back
+        self._pending = np.zeros(count, dtype=np.int64)  # sequences that have not come in
         self._progress = progress
         self._batches: deque[_SentBatch] = deque()
 
     def expect(self, sequences: Sequence[ScoredSequence]) -> None:
-        """Note what is on its way: all sequences of a request are announced together."""
+        """Announce sequences that will be scored: all those of a request in one call."""
         indices = [sequence.index for sequence in sequences]
         np.add.at(self._pending, indices, 1)
         np.add.at(self._tokens, indices, [sequence.scored for sequence in sequences])
 
     def collect(self, results: ReadResults, rows: Iterable[PrefixTreeRow]) -> None:
-        """Take a batch's results without waiting for the device; older batches are added up meanwhile."""
-        finished = [sequence.index for row in rows for sequence, _ in row.reads]
-        numbers = SentTensors(results.logprobs, results.hits)
-        self._batches.append(_SentBatch(numbers, results.sequences, finished))
+        """Take the results of a batch of rows; on a GPU, wait for those of older batches alone, and add them."""
+        finished: list[int] = []
+        for row in rows:
+            finished.extend(sequence.index for sequence, _ in row.reads)
+        predictions = SentTensors(results.logprobs, results.greedy_hits)
+        self._batches.append(_SentBatch(predictions, results.requests, finished))
         in_flight = IN_FLIGHT if results.logprobs.device.type == "cuda" else 0
         while len(self._batches) > in_flight:
             self._add_batch(self._batches.popleft())
 
-    def add(self, sequence: ScoredSequence, logprob: float, greedy: bool) -> None:
-        """Add one sequence's result."""
+    def add(self, sequence: ScoredSequence, logprob: float, is_greedy: bool) -> None:
+        """Add the result of one sequence that was scored by itself."""
         self._logprobs[sequence.index] += logprob
-        self._greedy[sequence.index] &= greedy
+        self._is_greedy[sequence.index] &= is_greedy
         self._finish([sequence.index])
 
     def drain(self) -> None:
-        """Wait for all batches that are still on the device."""
+        """Wait for the batches that are still on their way, and add them."""
         while self._batches:
             self._add_batch(self._batches.popleft())
 
     def totals(self) -> list[tuple[float, bool, int]]:
-        """(log-probability, greedy, tokens) of every request."""
-        empty = int((self._tokens == 0).sum())
-        if self._progress is not None and empty:
-            self._progress(empty)
-        not_numbers = int(np.isnan(self._logprobs).sum())
-        if not_numbers:
-            raise not_a_number_error(f"for {not_numbers} of {len(self._logprobs)} requests")
-        columns = (self._logprobs.tolist(), self._greedy.tolist(), self._tokens.tolist())
+        """Return every request's log-probability, whether greedy decoding would write it, and its number of tokens."""
+        without_tokens = int((self._tokens == 0).sum())
+        if self._progress is not None and without_tokens:
+            self._progress(without_tokens)
+        nan_count = int(np.isnan(self._logprobs).sum())
+        if nan_count:
+            raise not_a_number_error(f"for {nan_count} of {len(self._logprobs)} requests")
+        columns = (self._logprobs.tolist(), self._is_greedy.tolist(), self._tokens.tolist())
         return list(zip(*columns, strict=True))
 
     def _add_batch(self, batch: _SentBatch) -> None:
-        logprobs, hits = batch.numbers.read()
+        """Wait for a batch, and add its predictions to their requests."""
+        logprobs, greedy_hits = batch.predictions.read()
         np.add.at(self._logprobs, batch.requests, logprobs.astype(np.float64))
-        np.logical_and.at(self._greedy, batch.requests, hits)
+        np.logical_and.at(self._is_greedy, batch.requests, greedy_hits)
         self._finish(batch.finished)
 
     def _finish(self, indices: list[int]) -> None:
+        """Count off one sequence of each of these requests, and report the requests that are complete now."""
         np.subtract.at(self._pending, indices, 1)
         complete = int((self._pending[np.unique(indices)] == 0).sum())
         if self._progress is not None and complete:

@@ -1,4 +1,9 @@
-"""The scorer: log-likelihoods, perplexity and greedy text of any causal LM, with lm-eval's numbers and less work."""
+"""The scorer: log-likelihoods, perplexity and written texts of any causal LM, with lm-eval's numbers and less work.
+
+Requests are tokenised portion by portion and packed into rows; rows go through the model in batches by the fastest
+*route* that passed its check: prefix trees, padded rows, one row at a time, or the model's own forward, which is the
+reference of the others.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,14 +25,15 @@ from potentia.engine.layers.prefix_tree import (
     group_rows,
     pack_sequences,
 )
-from potentia.engine.models.device_layout import give_back, out_of_memory
+from potentia.engine.models.device_layout import give_back, is_out_of_memory
 from potentia.engine.models.tokenization import BosPolicy, Ids
 from potentia.engine.proof.request_check import RequestCheck
 from potentia.engine.proof.scoring_check import ScoringCheck
 from potentia.engine.scoring.decoding import Endings
 from potentia.engine.scoring.request_sums import RequestSums
-from potentia.errors import ModelError
+from potentia.errors import InputError, ModelError
 from potentia.timing import spending
+from potentia.values.engine_records import ScorerNotes
 from potentia.values.requests import Continuation, Document, Generation
 from potentia.values.scoring_route import ScoringLayers, ScoringRoute, WritingRoute
 
@@ -37,16 +43,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Owners = Sequence[int] | None  # the adapter of each request
-Progress = Callable[[int], None] | None  # told of requests that are done
+Progress = Callable[[int], None] | None  # called with the number of requests that became complete
 
-PORTION = 2048  # requests tokenised and packed at a time
-FIRST_PORTION = 512
-ROW_TOKENS = {"cuda": 512, "cpu": 256}
-# beyond this a mask costs more than a shared prefix saves
+PORTION = 2048  # requests that are tokenised and packed at a time
+FIRST_PORTION = 512  # the first portion on a GPU, which waits for it
+ROW_TOKENS = {"cuda": 512, "cpu": 256}  # about how many a row of a prefix tree has
+# tokens of a sequence: for longer ones a mask costs more than a shared prefix saves
 LONGEST_SHARED = {"cuda": 8192, "cpu": 4096}
-MASK_CELLS = {"cuda": 1 << 28, "cpu": 1 << 24}
-CPU_TOKEN_BUDGET = 1024  # a CPU gains nothing from more rows, and its caches lose
-SAMPLES = 3
+MASK_CELLS = {"cuda": 1 << 28, "cpu": 1 << 24}  # of a batch's attention mask
+CPU_TOKEN_BUDGET = 1024  # a CPU gains nothing from more rows, and they no longer fit its caches
+SAMPLES = 3  # prompts that are kept for the record
 FAST_ROUTES = (ScoringRoute.TREE, ScoringRoute.PADDED, ScoringRoute.SINGLE)
 
 
@@ -62,12 +68,14 @@ class ScoredRequest:
 class Scorer:
     """Score requests with one loaded model.
 
-    Requests that begin alike share one pass over what they share (see ``prefix_tree``); rows are filled up to a token
-    budget that halves when memory runs out; logits exist only where a prediction is read. A route is taken after a
-    check in which it gave the numbers of the plain reference (see ``scoring_check``). ``owners[i]`` names the adapter
-    that request i is to be scored with: it is handed to ``router`` row by row. ``continuous`` asks for texts to be
-    written in seats (see ``continuous``), ``fused`` for fused layers where a model has them (see ``scoring_layers``):
-    both by default on a GPU.
+    What several requests begin with is computed once (see ``prefix_tree``). A batch has at most ``token_budget``
+    tokens, half as many each time memory runs out. Logits are computed only where a prediction is read. A route is used
+    if it gave the reference's numbers in a check (see ``scoring_check``); with ``reference``, the model's own forward
+    scores everything.
+
+    ``owners[i]`` is the slot of the adapter that request i is scored with, or −1; ``router`` puts it on. ``continuous``
+    asks for texts to be written in seats (see ``continuous``), ``fused`` for fused layers if the model's layers are of
+    the kind (see ``scoring_layers``): both by default on a GPU.
     """
 
     def __init__(
@@ -101,28 +109,28 @@ class Scorer:
         self._writing_routes: set[WritingRoute] = set()
 
     @property
-    def notes(self) -> dict[str, Any]:
-        """Everything about how the scores were made that a reader may want to know later."""
+    def notes(self) -> ScorerNotes:
+        """How the scores were made; results carry it."""
         layers = ScoringLayers.OWN if self.network.fused_layers is None else ScoringLayers.FUSED
-        return {
-            "bos": self.encoder.bos.as_dict(),
-            "max_length": self.encoder.max_length,
-            "truncated": self._truncated,
-            "windowed": self._windowed,
-            "token_budget": self.token_budget,
-            "tokens_requested": self._tokens_requested,
-            "tokens_processed": self._tokens_processed,
-            "rows_by_path": {route.value: rows for route, rows in self._rows_by_route.items()},
-            "layers": layers.value,
-            "writing": sorted(route.value for route in self._writing_routes),
-            "fallbacks": list(self._warnings),
-            "prompt_samples": [list(ids) for ids in self._samples],
-        }
+        return ScorerNotes(
+            bos=self.encoder.bos.as_dict(),
+            max_length=self.encoder.max_length,
+            truncated=self._truncated,
+            windowed=self._windowed,
+            token_budget=self.token_budget,
+            tokens_requested=self._tokens_requested,
+            tokens_processed=self._tokens_processed,
+            rows_by_route=dict(self._rows_by_route),
+            layers=layers,
+            writing=tuple(sorted(self._writing_routes)),
+            fallbacks=tuple(self._warnings),
+            prompt_samples=tuple(tuple(token_ids) for token_ids in self._samples),
+        )
 
     def loglikelihood(
         self, requests: Sequence[Continuation], *, owners: Owners = None, progress: Progress = None
     ) -> list[ScoredRequest]:
-        """Score continuations after their contexts; results in the order of the requests."""
+        """Return the log-likelihood of each continuation after its context."""
         portions = self._encode_portions(requests, owners)
         scored = self._score(portions, len(requests), progress)
         if not self.reference:
@@ -137,16 +145,19 @@ class Scorer:
     def loglikelihood_ids(
         self, pairs: Sequence[tuple[Ids, Ids]], *, owners: Owners = None, progress: Progress = None
     ) -> list[ScoredRequest]:
-        """Score continuations that are already token ids, each after its context's ids."""
+        """Return the log-likelihood of each continuation after its context, both given as token ids.
+
+        A context has at least one token.
+        """
         return self._score([self._make_sequences(0, pairs, owners)], len(pairs), progress)
 
     def rolling(
         self, requests: Sequence[Document], *, owners: Owners = None, progress: Progress = None
     ) -> list[ScoredRequest]:
-        """Score whole documents, read in windows of the model's context length."""
+        """Return the log-likelihood of each whole document, read in windows of the model's context length."""
         sequences: list[ScoredSequence] = []
         documents = self.encoder.documents([request.text for request in requests])
-        self.encoder.check_known(documents)
+        self.encoder.refuse_unknown_texts(documents)
         for index, document in enumerate(documents):
             windows = make_rolling_windows(document, self.encoder.bos, self.encoder.max_length)
             sequences += _sequences_of_windows(windows, index, _owner_of(index, owners))
@@ -196,8 +207,9 @@ class Scorer:
     def _encode_portions(
         self, requests: Sequence[Continuation], owners: Owners
     ) -> Iterator[list[ScoredSequence]]:
-        """Tokenise requests portion by portion."""
-        # what a GPU would wait for is kept short; a processor's rows, and so their rounding, stay what they were
+        """Tokenise requests portion by portion, and yield each portion's sequences."""
+        # a GPU waits for the first portion, so that is a short one; on a CPU nothing waits, and the rows of results
+        # that exist already would be packed otherwise, and round otherwise
         first_end = FIRST_PORTION if self.loaded.device.type == "cuda" else PORTION
         bounds = [0, *range(first_end, len(requests), PORTION), len(requests)]
         for start, end in pairwise(bounds):
@@ -207,15 +219,25 @@ class Scorer:
     def _make_sequences(
         self, start: int, pairs: Sequence[tuple[Ids, Ids]], owners: Owners
     ) -> list[ScoredSequence]:
-        """Return the sequences of requests, long ones cut or in windows; ``start`` is the first one's index."""
+        """Return the sequences of requests from number ``start`` on.
+
+        A context that is too long is cut from the left; a continuation that is too long is read in windows.
+        """
         if start == 0:
-            self.encoder.check_known(context + continuation for context, continuation in pairs)
+            self.encoder.refuse_unknown_texts(
+                context + continuation for context, continuation in pairs
+            )
         sequences: list[ScoredSequence] = []
         max_length = self.encoder.max_length
         for index, (context, continuation) in enumerate(pairs, start):
             owner = _owner_of(index, owners)
             if not continuation:
                 continue
+            if not context:
+                raise InputError(
+                    f"request {index} has no context: nothing predicts its first token",
+                    hint="begin every text with one token that is not scored, such as the start of text",
+                )
             if len(continuation) > max_length:
                 self._windowed += 1
                 windows = make_rolling_windows(
@@ -223,61 +245,66 @@ class Scorer:
                 )
                 sequences += _sequences_of_windows(windows, index, owner)
                 continue
-            ids, was_cut = self.encoder.fit(context, continuation)
+            token_ids, was_cut = self.encoder.fit(context, continuation)
             self._truncated += was_cut
-            self._keep_sample(ids)
-            sequences.append(ScoredSequence(index, ids, len(continuation), owner))
+            self._keep_sample(token_ids)
+            sequences.append(ScoredSequence(index, token_ids, len(continuation), owner))
         return sequences
 
-    def _keep_sample(self, ids: Ids) -> None:
-        if ids and len(self._samples) < SAMPLES:
-            self._samples.append(ids)
+    def _keep_sample(self, token_ids: Ids) -> None:
+        if token_ids and len(self._samples) < SAMPLES:
+            self._samples.append(token_ids)
 
     # ---- scoring --------------------------------------------------------------------------------------------------
 
     def _score(
         self, portions: Iterable[list[ScoredSequence]], count: int, progress: Progress
     ) -> list[ScoredRequest]:
-        """Score portion by portion: while one is packed and sent to the device, the next one is tokenised."""
-        sums = RequestSums(count, progress)
+        """Score portions of sequences of ``count`` requests; while one portion is scored, the next is tokenised."""
+        request_sums = RequestSums(count, progress)
         with self.network.evaluating(), _without_garbage_collection():
             for sequences in _prepare_ahead(portions):
-                sums.expect(sequences)
+                request_sums.expect(sequences)
                 self._tokens_requested += sum(len(sequence.ids) - 1 for sequence in sequences)
                 remaining = list(sequences)
                 if not self.reference:
                     for route in FAST_ROUTES:
                         rows, remaining = self._rows_for_route(route, remaining)
-                        self._run_rows(rows, sums, route)
+                        self._run_rows(rows, request_sums, route)
                 for sequence in remaining:
-                    logprobs, hits = self.network.reference_logprobs(sequence)
-                    sums.add(sequence, float(logprobs.double().sum()), bool(hits.all()))
+                    logprobs, greedy_hits = self.network.reference_logprobs(sequence)
+                    request_sums.add(
+                        sequence,
+                        logprob=float(logprobs.double().sum()),
+                        is_greedy=bool(greedy_hits.all()),
+                    )
                     self._count(ScoringRoute.REFERENCE, 1, len(sequence.ids) - 1)
                 for message in self.check.describe_refusals():
                     self._warn(message)
                 gc.collect(0)  # what this portion left behind
-            sums.drain()
+            request_sums.drain()
             return [
-                ScoredRequest(logprob, greedy, tokens) for logprob, greedy, tokens in sums.totals()
+                ScoredRequest(logprob, greedy, tokens)
+                for logprob, greedy, tokens in request_sums.totals()
             ]
 
     def _rows_for_route(
         self, route: ScoringRoute, sequences: list[ScoredSequence]
     ) -> tuple[list[PrefixTreeRow], list[ScoredSequence]]:
-        """Pack what may go down a route into rows; returns them, and the sequences that are left for the next route."""
+        """Pack the sequences that may take a route into rows; return these, and the sequences for slower routes."""
         rows = self._pack(sequences, route)
         if rows:
             longest = max(len(row) for row in rows)
-            usable_length = self.check.usable_length(route, longest, sequences)
+            usable_length = self.check.settle_route(route, longest, sequences)
             if usable_length < longest:
                 fitting = [
                     sequence for sequence in sequences if len(sequence.ids) - 1 <= usable_length
                 ]
                 rows = self._pack(fitting, route, usable_length)
-        packed: set[int] = set()
+        packed_ids: set[int] = set()
         for row in rows:
-            packed.update(id(sequence) for sequence, _ in row.reads)
-        return rows, [sequence for sequence in sequences if id(sequence) not in packed]
+            packed_ids.update(id(sequence) for sequence, _ in row.reads)
+        return rows, [sequence for sequence in sequences if id(sequence) not in packed_ids]
 
     def _pack(
         self,
@@ -285,7 +312,7 @@ class Scorer:
         route: ScoringRoute,
         max_tokens: int | None = None,
     ) -> list[PrefixTreeRow]:
-        """Pack sequences into rows; those of a tree that branch nowhere need no mask, and are the next route's."""
+        """Pack sequences into rows for a route; trees that need no mask are left out, for a later route is faster."""
         device_type = self.loaded.device.type
         is_tree = route == ScoringRoute.TREE
         rows = pack_sequences(
@@ -296,38 +323,42 @@ class Scorer:
             max_tokens=max_tokens,
         )
         if is_tree:
-            return [row for row in rows if row.has_branches]
+            return [row for row in rows if row.needs_mask]
         return rows
 
-    def _run_rows(self, rows: list[PrefixTreeRow], sums: RequestSums, route: ScoringRoute) -> None:
-        """Score rows batch by batch; when memory runs out, make room or halve the budget, and go on."""
+    def _run_rows(
+        self, rows: list[PrefixTreeRow], request_sums: RequestSums, route: ScoringRoute
+    ) -> None:
+        """Score rows batch by batch; if memory runs out, free some or halve the token budget, and go on."""
         mask_cells = MASK_CELLS.get(self.loaded.device.type, 1 << 24)
         remaining = list(rows)
         while remaining:
-            finished: set[int] = set()
+            finished_ids: set[int] = set()
             budget = 1 if route == ScoringRoute.SINGLE else self.token_budget
             try:
                 for batch in group_rows(remaining, budget, mask_cells):
-                    sums.collect(self.network.score_rows(batch), batch)
-                    finished.update(id(row) for row in batch)
+                    request_sums.collect(self.network.score_rows(batch), batch)
+                    finished_ids.update(id(row) for row in batch)
                     longest = max(len(row) for row in batch)
                     self._count(_route_of_batch(route, batch), len(batch), len(batch) * longest)
                 break
             except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
-            remaining = [row for row in remaining if id(row) not in finished]
+            remaining = [row for row in remaining if id(row) not in finished_ids]
             if not give_back(self.loaded.device):
-                remaining = self._shrink(remaining)
+                remaining = self._shrink_batches(remaining)
 
-    def _shrink(self, rows: list[PrefixTreeRow]) -> list[PrefixTreeRow]:
-        """Halve the token budget, or else take branches apart; returns the rows to go on with."""
+    def _shrink_batches(self, rows: list[PrefixTreeRow]) -> list[PrefixTreeRow]:
+        """Halve the token budget; if single rows exceed it, take trees apart too. Return the rows to go on with."""
         longest = max(len(row) for row in rows)
         if self.token_budget > longest:
             self.token_budget = max(self.token_budget // 2, 1)
-        elif any(row.has_branches for row in rows):
+        elif any(row.needs_mask for row in rows):
             self.token_budget = max(self.token_budget // 2, 1)
-            sequences = [sequence for row in rows for sequence, _ in row.reads]
+            sequences: list[ScoredSequence] = []
+            for row in rows:
+                sequences.extend(sequence for sequence, _ in row.reads)
             rows = self._pack(sequences, ScoringRoute.PADDED)
         else:
             raise ModelError(
@@ -338,34 +369,36 @@ class Scorer:
         return rows
 
     def _warn(self, message: str) -> None:
+        """Log and record a message once."""
         if message not in self._warnings:
             self._warnings.append(message)
             log.warning("%s: %s", self.loaded.target_architecture, message)
 
     def _count(self, route: ScoringRoute, rows: int, tokens: int) -> None:
+        """Count rows and tokens, padding included, for the record."""
         self._rows_by_route[route] = self._rows_by_route.get(route, 0) + rows
         self._tokens_processed += tokens
 
 
 def _owner_of(index: int, owners: Owners) -> int:
-    """Return the adapter of a request; -1 is the bare model."""
+    """Return the slot of a request's adapter; -1 for none."""
     if owners is None:
         return -1
     return owners[index]
 
 
 def _route_of_batch(route: ScoringRoute, batch: Sequence[PrefixTreeRow]) -> ScoringRoute:
-    """Return the route that a batch took: rows of a tree may have been taken apart."""
+    """Return the route that a batch took: trees that were taken apart for want of memory took the padded one."""
     if route == ScoringRoute.SINGLE:
         return route
-    if batch[0].has_branches:
+    if batch[0].needs_mask:
         return ScoringRoute.TREE
     return ScoringRoute.PADDED
 
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Let Python not look for garbage inside the block: among torch's objects that takes as long as 8,000 requests."""
+    """Switch Python's garbage collection off inside the block: once through torch's objects costs 8,000 requests."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -376,12 +409,12 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def _prepare_ahead(portions: Iterable[list[ScoredSequence]]) -> Iterator[list[ScoredSequence]]:
-    """Make the next portion in a thread while this one is worked on."""
+    """Yield portions, while a thread prepares the next one."""
     remaining = iter(portions)
     with ThreadPoolExecutor(1) as thread:
         next_portion = thread.submit(next, remaining, None)
         while True:
-            with spending("tokenise"):  # what is waited for; a thread's own time is not counted
+            with spending("tokenise"):  # the waiting alone; the thread's own time is not counted
                 portion = next_portion.result()
             if portion is None:
                 return
@@ -390,7 +423,7 @@ def _prepare_ahead(portions: Iterable[list[ScoredSequence]]) -> Iterator[list[Sc
 
 
 def default_token_budget(network: Network) -> int:
-    """Choose how many tokens to feed at once: enough to fill the chip, few enough to keep activations small."""
+    """Return how many tokens to feed at once: enough to keep a GPU busy, few enough to keep activations small."""
     width = int(getattr(network.config, "hidden_size", 1024) or 1024)
     if network.device.type == "cuda":
         return int(min(max((1 << 25) // width, 8192), 32768))
@@ -403,36 +436,38 @@ Window = tuple[Ids, int]  # a sequence, and how many of its last tokens are pred
 def _sequences_of_windows(
     windows: Sequence[Window], index: int, owner: int
 ) -> list[ScoredSequence]:
-    return [ScoredSequence(index, ids, scored, owner) for ids, scored in windows]
+    return [ScoredSequence(index, token_ids, scored, owner) for token_ids, scored in windows]
 
 
 def make_rolling_windows(
-    ids: Ids, bos: BosPolicy, max_length: int, *, head: Ids | None = None
+    token_ids: Ids, bos_policy: BosPolicy, max_length: int, *, head: Ids | None = None
 ) -> list[Window]:
-    """Return (sequence, how many of its last tokens are predicted) for each window of a document.
+    """Return the windows of a document: sequences, and how many of each one's last tokens are predicted.
 
     Every token is predicted once. As in lm-eval, the first window starts with the prefix token, a later one with the
-    last token of its predecessor, and the last one reaches back to be full. Unlike lm-eval, where the model needs BOS,
+    last token of its predecessor, and the last one reaches back to be full. Unlike in lm-eval, if the model needs BOS
     *every* window begins with it and predicts one token fewer (appendix B.2 of the train-before-test paper: without
     it, the perplexity of such models explodes on long documents). ``head`` replaces the first window's prefix token.
     """
-    if not ids:
+    if not token_ids:
         return []
     if not head:
-        head = [bos.prefix_id] if bos.prefix_id is not None else []
-    if not head:  # nothing to condition the first token on: it is read, not scored
-        head = ids[:1]
-        ids = ids[1:]
-    repeated_bos = [bos.prefix_id] if bos.required and bos.prefix_id is not None else []
-    room = max(max_length - len(repeated_bos), 1)
+        head = [bos_policy.prefix_id] if bos_policy.prefix_id is not None else []
+    if not head:  # there is no prefix token: the document's first token is read, not scored
+        head = token_ids[:1]
+        token_ids = token_ids[1:]
+    repeated_bos: Ids = []
+    if bos_policy.required and bos_policy.prefix_id is not None:
+        repeated_bos = [bos_policy.prefix_id]
+    window_tokens = max(max_length - len(repeated_bos), 1)
     windows: list[Window] = []
-    done = min(max_length, len(ids))
-    if done:
-        windows.append((head + ids[:done], done))
-    while done < len(ids):
-        count = min(len(ids) - done, room)
-        end = done + count
-        begin = max(end - room - 1, 0)
-        windows.append((repeated_bos + ids[begin:end], count))
-        done = end
+    tokens_scored = min(max_length, len(token_ids))
+    if tokens_scored:
+        windows.append((head + token_ids[:tokens_scored], tokens_scored))
+    while tokens_scored < len(token_ids):
+        count = min(len(token_ids) - tokens_scored, window_tokens)
+        end = tokens_scored + count
+        begin = max(end - window_tokens - 1, 0)
+        windows.append((repeated_bos + token_ids[begin:end], count))
+        tokens_scored = end
     return windows

@@ -1,4 +1,8 @@
-"""Steps of lanes through padded passes, one operation at a time."""
+"""Training steps of lanes through padded passes, one operation at a time.
+
+A *stepper* is the code that makes the steps of one training form: it divides a step's rows into passes, adds up the
+gradients of all lanes (fine-tunings), and updates all lanes. ``packed_steps`` has the faster one.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +19,40 @@ from potentia.engine.steps.pass_plan import PassPlan, divide_rows
 from potentia.values.training_form import TrainingForm
 
 
-class PaddedSteps:
-    """Padded passes as they come: of all lanes, or of one lane at a time."""
+class PaddedStepper:
+    """Makes steps through padded passes: of all lanes together, or of one lane at a time, as the form asks."""
 
     def __init__(
-        self, split: SplitModel, bank: AdapterBank, states: LaneStates, form: TrainingForm
+        self,
+        split: SplitModel,
+        adapter_bank: AdapterBank,
+        states: LaneStates,
+        training_form: TrainingForm,
     ) -> None:
         self.split = split
-        self.bank = bank
+        self.bank = adapter_bank
         self.states = states
-        self.form = form
-        self.losses = torch.zeros(
-            bank.slots + 1, device=bank.device
-        )  # of the step under way, by slot
+        self.form = training_form
+        # of the step under way, by slot
+        self.losses = torch.zeros(adapter_bank.slots + 1, device=adapter_bank.device)
 
-    def divide_rows(self, rows: Sequence[TrainingRow], plan: PassPlan) -> list[list[TrainingRow]]:
+    def divide_rows(
+        self, rows: Sequence[TrainingRow], pass_plan: PassPlan
+    ) -> list[list[TrainingRow]]:
         """Return the rows of every pass of a step."""
-        return [chosen for chosen, _ in divide_rows(rows, plan, self.form)]
+        return [pass_rows for pass_rows, _ in divide_rows(rows, pass_plan, self.form)]
 
-    def add_gradients(self, rows: Sequence[TrainingRow], plan: PassPlan) -> None:
-        """Add the gradients of one step of every lane into the bank. Rows come slot by slot."""
-        self.losses = compute_step_gradients(self.split, self.bank, rows, plan, self.form)
+    def add_gradients(self, rows: Sequence[TrainingRow], pass_plan: PassPlan) -> None:
+        """Add a step's gradients to the bank's. The rows, one batch of every lane, come slot by slot."""
+        self.losses = compute_step_gradients(self.split, self.bank, rows, pass_plan, self.form)
 
     def update(self, table: UpdateTable) -> None:
-        """Update the lanes that a table names, by the gradients added since the last update."""
+        """Update lanes by the gradients added since the last update, as ``table`` says (see ``lane_states``)."""
         apply_update(self.bank, self.states, self.losses, to_device(table, self.bank.device))
 
     def clear(self) -> None:
-        """Forget a step that was begun."""
+        """Drop the gradients of a step that was begun."""
         self.bank.grads.zero_()
 
     def release(self) -> None:
-        """Let go of nothing: nothing is held."""
+        """Do nothing: there are no graphs whose memory could be freed."""

@@ -1,9 +1,10 @@
-"""Full tuning over several processes (FSDP): weights, gradients and moments in shards, a process and a GPU for each.
+"""Full fine-tuning by several processes (FSDP): each holds a shard of weights, gradients and moments, on its own GPU.
 
-The job is :class:`~potentia.engine.training.full.FullTuningJob`'s: the same rows in the same order, one effective batch
-an update, the loss a mean over all its target tokens; each process takes every n-th row. Blocks are gathered when a
-pass needs them (PyTorch's ``fully_shard``), computed in the base's dtype and updated in float32. The model that is
-scored stays here, and gets the weights when they are asked for. A job that is interrupted starts over.
+The processes do together what one :class:`~potentia.engine.training.full.FullTuningJob` does: the same rows in the same
+order, one effective batch an update, the loss a mean over all its target tokens. Each of n processes takes every n-th
+row. A block's weights are gathered when a pass needs them (PyTorch's ``fully_shard``); passes compute in the model's
+dtype, and updates are made in float32. The model that is scored stays in this process, and gets the weights when they
+are asked for. A job that is interrupted starts over.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,28 +23,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potentia.engine.lane_spec import LaneSpec, Schedule, TrainingRow
+from potentia.engine.lane_spec import LaneSpec, TrainingRow
 from potentia.engine.models.device_layout import find_blocks
 from potentia.engine.steps.padded_pass import assemble_batch, model_losses
-from potentia.engine.training.full import FullStep, clip_gradients, make_adamw, make_update
+from potentia.engine.training.full import FullStep, clip_gradients, make_adamw, step_optimizer
 from potentia.errors import TuningError
 from potentia.processes import exit_with_parent
+from potentia.values.recipe import Schedule
 from potentia.values.training_form import TrainingForm
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from potentia.engine.training.full_lanes import FullLanes
 
-PASS_TOKENS = 4096  # of one process at a time
-WEIGHTS = "weights.safetensors"
+PASS_TOKENS = 4096  # padded tokens of one process's pass, where the user has set no budget
+WEIGHTS = "weights.safetensors"  # the file that the first process writes for this one
 
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """What a process needs to know: which of how many it is, what it learns, and where the model's files are."""
+    """What one process of a sharded job is told when it starts."""
 
-    rank: int
-    count: int
-    folder: Path
+    rank: int  # which of the processes it is, from 0
+    count: int  # of processes
+    folder: Path  # of the model's files, and of the weights when they are written
     schedule: Schedule
     pass_tokens: int
     device_type: str
@@ -50,12 +55,14 @@ class ShardSettings:
 
 
 class Shards:
-    """The processes of a job, each with a pipe."""
+    """A job's processes and the pipes to them, with the methods of ``FullTuningJob`` that a lane's run calls."""
 
-    def __init__(self, trainer: FullLanes, spec: LaneSpec, form: TrainingForm, count: int) -> None:
+    def __init__(
+        self, trainer: FullLanes, lane_spec: LaneSpec, training_form: TrainingForm, count: int
+    ) -> None:
         self.trainer = trainer
         self.count = count
-        self.schedule = spec.schedule
+        self.schedule = lane_spec.schedule
         self.device_type = trainer.parameters[0].device.type
         gpu_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.device_type == "cuda" and self.count > gpu_count:
@@ -64,16 +71,16 @@ class Shards:
                 hint="lower `shards`",
             )
         self.pass_tokens = trainer.token_budget or PASS_TOKENS
-        if form == TrainingForm.ONE_ROW:
-            self.pass_tokens = 1  # no two rows fit: each has a pass of its own
+        if training_form == TrainingForm.ONE_ROW:
+            self.pass_tokens = 1  # so that each row has a pass of its own
         self.pipes: list[Connection] = []
-        self.processes: list[Any] = []
+        self.processes: list[BaseProcess] = []
 
     def __enter__(self) -> Shards:
         context = torch.multiprocessing.get_context("spawn")
         self._temporary_folder = tempfile.TemporaryDirectory(prefix="potentia-shards-")
         self.folder = Path(self._temporary_folder.name)
-        self.trainer.save(self.folder / "model")
+        self.trainer.save_model(self.folder / "model")
         for rank in range(self.count):
             our_end, their_end = context.Pipe()
             settings = self._settings_of(rank)
@@ -105,8 +112,11 @@ class Shards:
                 process.join()
         self._temporary_folder.cleanup()
 
-    def ask(self, *request: Any) -> Any:
-        """Send all processes the same request, and return the first one's answer; a string is an error."""
+    def ask(self, *request: object) -> Any:
+        """Send all processes a request (a method of :class:`_Shard` and its arguments), and return the first's answer.
+
+        An answer that is a string is an error's description.
+        """
         try:
             for pipe in self.pipes:
                 pipe.send(request)
@@ -124,28 +134,29 @@ class Shards:
         return answers[0]
 
     def restore(self) -> list[FullStep]:
-        """Return no steps: nothing is saved."""
+        """Return no steps: nothing of such a job is ever saved."""
         return []
 
-    def save(self, done: Sequence[FullStep], *, now: bool = False) -> None:
-        """Do nothing: the state stays in the processes."""
+    def save(self, done_steps: Sequence[FullStep], *, now: bool = False) -> None:
+        """Do nothing: the state stays in the processes, and an interrupted job starts over."""
 
-    def step(self, rows: Sequence[TrainingRow], rate: float) -> FullStep:
-        """Make one update."""
-        loss, norm = self.ask("step", rows, rate)
-        return FullStep(loss=loss, norm=norm, tokens=sum(len(row.ids) for row in rows))
+    def step(self, rows: Sequence[TrainingRow], learning_rate: float) -> FullStep:
+        """Make one update by a batch of rows."""
+        loss, gradient_norm = self.ask("step", rows, learning_rate)
+        tokens = sum(len(row.ids) for row in rows)
+        return FullStep(loss=loss, gradient_norm=gradient_norm, tokens=tokens)
 
-    def show(self) -> None:
-        """Put the weights as they are now into the model."""
+    def publish_weights(self) -> None:
+        """Copy the current weights from the processes into the model here, which is scored."""
         from safetensors.torch import load_file
 
         self.ask("write_weights")
         weights = load_file(str(self.folder / WEIGHTS))
-        self.trainer.put([weights[str(number)] for number in range(len(weights))])
+        self.trainer.load_weights([weights[str(number)] for number in range(len(weights))])
 
 
 def _serve_shard(pipe: Connection, settings: ShardSettings) -> None:
-    """Answer the requests for one shard until the pipe is closed."""
+    """Be one process: make its shard, and answer requests until the pipe is closed; an error is answered as text."""
     exit_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     shard = None
@@ -168,7 +179,7 @@ def _serve_shard(pipe: Connection, settings: ShardSettings) -> None:
             except Exception as error:
                 answer = _describe_error(error)
         pipe.send(answer)
-    os._exit(0)  # the others may be gone: a polite end would wait for them
+    os._exit(0)  # a regular exit would wait for the other processes, which may be gone
 
 
 def _describe_error(error: Exception) -> str:
@@ -176,7 +187,7 @@ def _describe_error(error: Exception) -> str:
 
 
 class _Shard:
-    """One process: its shard of the model and of the moments."""
+    """One process's part of the job: its shard of the model and of the optimizer's moments."""
 
     def __init__(self, settings: ShardSettings) -> None:
         self.rank = settings.rank
@@ -190,7 +201,7 @@ class _Shard:
         self.optimizer = make_adamw(self.parameters, self.schedule)
 
     def _join_processes(self, device_type: str) -> torch.device:
-        """Meet the other processes, and return this one's device."""
+        """Connect with the other processes, and return this one's device."""
         if device_type == "cuda":
             device = torch.device(device_type, self.rank)
             torch.cuda.set_device(device)
@@ -208,13 +219,13 @@ class _Shard:
         )
         return device
 
-    def _load_sharded_model(self, dtype: torch.dtype) -> Any:
+    def _load_sharded_model(self, dtype: torch.dtype) -> PreTrainedModel:
         """Load the model in float32, and divide its blocks among the processes; passes compute in ``dtype``."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         from transformers import AutoModelForCausalLM
 
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             self.folder / "model", dtype=torch.float32
         )
         model = model.eval().to(self.device).requires_grad_(True)
@@ -226,23 +237,23 @@ class _Shard:
         fully_shard(model, mesh=mesh, mp_policy=policy)
         return model
 
-    def step(self, rows: Sequence[TrainingRow], rate: float) -> tuple[float, float]:
-        """Make one update by all rows of an effective batch; return its loss and its gradient's norm."""
+    def step(self, rows: Sequence[TrainingRow], learning_rate: float) -> tuple[float, float]:
+        """Make one update with this process's share of a batch; return the whole batch's loss and gradient norm."""
         most_rows = math.ceil(len(rows) / self.count)
         shard_rows = list(rows[self.rank :: self.count])
         longest = max(len(row.ids) for row in rows)
         rows_per_pass = max(1, self.pass_tokens // longest)
         total_loss = torch.zeros((), device=self.device)
-        # every process makes as many passes as the others: each pass gathers blocks from all
+        # every process makes as many passes as the others, as each pass gathers weights from all of them
         for first in range(0, most_rows, rows_per_pass):
             total_loss += self._run_pass(shard_rows[first : first + rows_per_pass])
         torch.distributed.all_reduce(total_loss)
-        norm = clip_gradients(self.parameters, self.schedule)
-        make_update(self.optimizer, rate)
-        return float(total_loss), norm
+        gradient_norm = clip_gradients(self.parameters, self.schedule)
+        step_optimizer(self.optimizer, learning_rate)
+        return float(total_loss), gradient_norm
 
     def _run_pass(self, rows: Sequence[TrainingRow]) -> Tensor:
-        """Add the gradients of some rows; where there are none, of a text that counts for nothing."""
+        """Add the gradients of some rows, or of a row of weight zero where there are none; return their loss."""
         rows = rows or [_make_weightless_row()]
         longest = max(len(row.ids) for row in rows)
         batch = assemble_batch(rows, longest, self.device, dropout=False)
@@ -251,7 +262,7 @@ class _Shard:
         return loss.detach()
 
     def write_weights(self) -> tuple[()]:
-        """Gather all weights, and let the first process write them."""
+        """Gather all weights; the first process writes them to a file."""
         from safetensors.torch import save_file
 
         weights: dict[str, Tensor] = {}

@@ -1,11 +1,14 @@
-"""What all trainers share: a loaded model, the plan of its passes, and listeners for steps and epochs."""
+"""What both trainers share: a loaded model, the plan of its passes, and the functions that a training calls.
+
+``lanes`` trains adapters, many at once, and ``full_lanes`` all weights. To both a fine-tuning is a *lane*.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import torch
 from torch import nn
@@ -13,11 +16,11 @@ from torch import nn
 from potentia.engine.lane_spec import LaneSpec, TrainingRow
 from potentia.engine.models.device_layout import (
     give_back,
+    is_out_of_memory,
     on_stream,
-    out_of_memory,
     room_for_passes,
 )
-from potentia.engine.models.loading import context_length
+from potentia.engine.models.loading import LoadedModel, context_length
 from potentia.engine.models.quantization import count_parameters
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.steps.pass_plan import (
@@ -29,50 +32,57 @@ from potentia.engine.steps.pass_plan import (
 )
 from potentia.engine.training.lane import Lane, LaneEpoch, StepInfo
 from potentia.errors import InputError
+from potentia.values.engine_records import TrainingFacts
+from potentia.values.fine_tuning import LaneStatus
 
 StepResult = TypeVar("StepResult")
-# gets the epochs that ended, and returns the keys of the lanes to drop
+# takes the epochs that ended, and returns the keys of the lanes to drop
 OnEpoch = Callable[[list[LaneEpoch]], Collection[str] | None]
 
 
-def ignore_event(_: Any) -> None:
-    """Do nothing: the listener of those who did not ask for an event."""
+def ignore_event(_: object) -> None:
+    """Do nothing: the default listener."""
 
 
 def never_stop() -> bool:
-    """Return False: nobody asked the training to stop."""
+    """Return False: by default nobody asks the training to stop."""
     return False
 
 
 @dataclass(frozen=True)
 class TrainingListener:
-    """Functions that a training calls: at ends of epochs, after steps, with the epochs of a resumed run, to stop."""
+    """The functions that a training calls."""
 
-    on_epoch: OnEpoch = ignore_event
-    on_step: Callable[[StepInfo], None] = ignore_event
-    on_recall: Callable[[list[LaneEpoch]], None] = ignore_event
-    stop: Callable[[], bool] = never_stop
+    on_epoch: OnEpoch = ignore_event  # at ends of epochs
+    on_step: Callable[[StepInfo], None] = ignore_event  # after every step
+    # when a run is resumed, with the epochs that it had finished
+    on_resume: Callable[[list[LaneEpoch]], None] = ignore_event
+    stop: Callable[[], bool] = never_stop  # before every step: whether to stop
 
 
 class Trainer:
-    """Tunes a loaded model, and leaves it as it was when closed.
+    """Fine-tunes a loaded model; when closed, it leaves the model as it was.
 
-    ``token_budget`` bounds the padded tokens of one pass (chosen from the model's size otherwise). ``workspace`` is
-    where states and snapshots go; without one they stay in memory and an interrupted run starts over.
+    ``token_budget`` is the number of padded tokens of one pass, chosen from the model's size by default. ``workspace``
+    is the folder for states and snapshots; without one they stay in memory, and an interrupted run starts over.
     """
 
-    def __init__(self, loaded: Any, token_budget: int | None, workspace: Path | None) -> None:
+    def __init__(
+        self, loaded: LoadedModel | nn.Module, token_budget: int | None, workspace: Path | None
+    ) -> None:
         self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
         self.split = SplitModel(self.model)
         max_length: int | None = getattr(loaded, "max_length", None)
+        # the longest text that the model reads, in tokens
         self.limit: int = max_length or context_length(self.model.config, None)
         self.fingerprint: str = getattr(loaded, "fingerprint", "")
-        # how tuning was checked and run, for manifests
-        self.record: dict[str, Any] = getattr(loaded, "record", {})
+        self._loaded = loaded if isinstance(loaded, LoadedModel) else None
+        # how the training was checked and run
+        self.training_facts = TrainingFacts()
         self.token_budget = token_budget
         self.workspace = workspace
         self.plan: PassPlan | None = None
-        # whether activations may be computed again where memory runs out: the check decides
+        # whether gradients are right with recomputed activations, as the check found; needed where memory runs out
         self.may_recompute = False
         self._was_training = self.model.training
         self.model.eval()
@@ -84,8 +94,14 @@ class Trainer:
         self.close()
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Put the model back into the mode it was in, training or evaluation."""
         self.model.train(self._was_training)
+
+    def record_training(self, training_facts: TrainingFacts) -> None:
+        """Note how the training was checked and run; results record it with the model."""
+        self.training_facts = training_facts
+        if self._loaded is not None:
+            self._loaded.record = replace(self._loaded.record, training=training_facts)
 
     def train(
         self,
@@ -93,31 +109,33 @@ class Trainer:
         *,
         on_epoch: OnEpoch | None = None,
         on_step: Callable[[StepInfo], None] | None = None,
-        on_recall: Callable[[list[LaneEpoch]], None] | None = None,
+        on_resume: Callable[[list[LaneEpoch]], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> dict[str, Lane]:
-        """Train every lane to its end.
+        """Train every lane to its end, or until ``stop`` returns True before a step; return the lanes by their keys.
 
-        ``on_epoch`` gets the lanes whose epoch ended at this step, may score them as they are then, and answers with
-        the keys of those to drop. A resumed run calls ``on_recall`` with the epochs of its snapshot, before its first
-        step. ``stop`` is asked before every step.
+        ``on_epoch`` takes the epochs that ended with a step. It may score these lanes as they are then, and returns the
+        keys of lanes to drop. A run that resumes calls ``on_resume`` with the finished epochs before its first step.
         """
         lanes = {spec.key: Lane(spec) for spec in specs}
         if len(lanes) < len(specs):
-            raise InputError("two lanes have the same key")
+            raise InputError("two fine-tunings have the same key")
         listener = TrainingListener(
             on_epoch=on_epoch or ignore_event,
             on_step=on_step or ignore_event,
-            on_recall=on_recall or ignore_event,
+            on_resume=on_resume or ignore_event,
             stop=stop or never_stop,
         )
         for lane in lanes.values():
-            _fail_excessive_rate(lane)
+            _fail_excessive_learning_rate(lane)
         self._train_lanes({key: lane for key, lane in lanes.items() if not lane.is_over}, listener)
-        return {key: lane.mark_ended() for key, lane in lanes.items()}
+        for lane in lanes.values():
+            if not lane.is_over:
+                lane.status = LaneStatus.INTERRUPTED
+        return lanes
 
     def _train_lanes(self, lanes: dict[str, Lane], listener: TrainingListener) -> None:
-        """Train lanes until they are over or the listener stops them."""
+        """Train lanes until they are over or the listener asks to stop."""
         raise NotImplementedError
 
     def plan_passes(
@@ -130,10 +148,15 @@ class Trainer:
         known_activation_bytes: int = 0,
         lane_bytes: int = 0,
     ) -> PassPlan:
-        """Choose passes that fit beside the weights and ``more`` bytes for each weight.
+        """Choose how steps are divided into passes that fit beside the model's weights.
 
-        ``parameters`` are those that every token meets, and ``kept`` the bytes of a token's activations, where known;
-        ``lane_bytes`` are those of a lane's adapter and its optimizer.
+        Args:
+            lanes: how many fine-tunings train at once, if they fit.
+            tokens_per_step: of one lane, on average.
+            reserved_bytes: needed beside each weight, for its gradient and the optimizer.
+            parameters: those that every token is multiplied with; all of the model's by default.
+            known_activation_bytes: of one token; estimated from the model's config by default.
+            lane_bytes: of a lane's adapter and its optimizer.
         """
         config = getattr(self.model.config, "text_config", None) or self.model.config
         activation_bytes = known_activation_bytes
@@ -157,9 +180,11 @@ class Trainer:
         clear: Callable[[], None],
         hint: str,
     ) -> StepResult:
-        """Compute a step's gradients, in smaller passes where memory runs out; effective batches stay as they are.
+        """Compute a step's gradients, again and in smaller passes when memory runs out; the batch stays the same.
 
-        The first time, memory that is held for speed alone is released; if there was any, the plan stays as it is.
+        The first time that memory runs out, what is held for speed alone is freed; if there was any, the passes stay
+        as large as they are. ``clear`` drops what a failed attempt left. ``hint`` is for the error when not even one
+        row fits.
         """
         device = next(self.model.parameters()).device
         ran_out_before = False
@@ -168,25 +193,26 @@ class Trainer:
             try:
                 with on_stream(device, 0):
                     return compute(self.plan)
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not out_of_memory(error):
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
                     raise
-                smaller_plan = self.plan.smaller(recompute=self.may_recompute)
+                smaller_plan = self.plan.shrink(may_recompute=self.may_recompute)
                 if smaller_plan is None and ran_out_before:
                     raise row_too_long_error(rows, hint) from error
             clear()
-            has_released_memory = give_back(device)
-            may_try_again = has_released_memory and not ran_out_before
-            if smaller_plan is not None and not may_try_again:
+            has_freed_memory = give_back(device)
+            keeps_plan = has_freed_memory and not ran_out_before
+            if smaller_plan is not None and not keeps_plan:
                 self.plan = smaller_plan
             ran_out_before = True
 
 
-def _fail_excessive_rate(lane: Lane) -> None:
-    """Fail a lane whose learning rate is too large for AdamW's numbers, which are float32."""
+def _fail_excessive_learning_rate(lane: Lane) -> None:
+    """Mark a lane as failed if its learning rate is too large for AdamW's numbers, which are float32."""
     schedule = lane.spec.schedule
     largest_step = schedule.learning_rate / (1.0 - schedule.betas[0])
-    if not largest_step > torch.finfo(torch.float32).max:  # no number: its first step fails
+    # a learning rate that is not a number passes here, and fails at its first step
+    if not largest_step > torch.finfo(torch.float32).max:
         return
-    lane.status = "failed"
+    lane.status = LaneStatus.FAILED
     lane.reason = f"a learning rate of {schedule.learning_rate:g} is too large: use one below 1"

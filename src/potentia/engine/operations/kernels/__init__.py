@@ -11,6 +11,7 @@ from potentia.engine.operations.kernels.adapters import (
     sum_adapter_gradients,
 )
 from potentia.engine.operations.kernels.attention import attend, attend_back, attend_cached
+from potentia.engine.operations.kernels.convolution import convolve, convolve_back
 from potentia.engine.operations.kernels.elementwise import (
     add_norm,
     fused_drop,
@@ -22,4 +23,9 @@ from potentia.engine.operations.kernels.elementwise import (
     rotate_,
     update_,
 )
-from potentia.engine.operations.kernels.launch import readying
+from potentia.engine.operations.kernels.groups import (
+    add_group_outputs_,
+    group_gradients,
+    group_inner_values,
+)
+from potentia.engine.operations.kernels.launch import compiling

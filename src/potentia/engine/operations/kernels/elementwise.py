@@ -11,50 +11,73 @@ from torch import Tensor
 
 from potentia.engine.operations import Gain
 from potentia.engine.operations.kernels.launch import launch
-from potentia.engine.operations.plain import GELU
+from potentia.engine.operations.plain import GELU_CUBIC, GELU_SLOPE
 
+# elements that a program treats at a time, where a row is cut into pieces
 BLOCK = 1024
 
 
 # ---- root-mean-square norms, with the residual sum before them and the residual gradient after them in one pass ----
+#
+# A token's row may hold several stretches that are normed each by itself, as the heads of queries: one program each.
 
 
 @triton.jit
-def _norm(
+def _stretch_columns(program, stretches, width, offsets):
+    """Return the columns of a program's stretch in its token's row."""
+    return (program % stretches) * width + offsets
+
+
+@triton.jit
+def _load_gain(gain_ptr, offsets, exists, offset):
+    """Load what a norm multiplies by, in float32: some models keep it less one."""
+    return tl.load(gain_ptr + offsets, mask=exists, other=0.0).to(tl.float32) + offset
+
+
+@triton.jit
+def _norm_kernel(
     x_ptr,
     add_ptr,
     gain_ptr,
     sum_ptr,
     out_ptr,
     scale_ptr,
-    stride,
+    x_stride,
     out_stride,
-    parts,
+    stretches,
     width,
-    eps,
-    offset,
+    epsilon,
+    gain_offset,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    inside = at < width
-    here = (row // parts) * stride + (row % parts) * width + at
-    x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    """Compute out = s · x ∘ gain, s = (mean x² + ε)^(−½), for one of a token's stretches of x.
+
+    ``stretches`` is how many a token's row has: its heads, for the norm of queries or keys, else 1. If ADD, x is first
+    replaced by x + add, which is stored too.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    token = program // stretches
+    offsets = tl.arange(0, BLOCK)
+    exists = offsets < width
+    columns = _stretch_columns(program, stretches, width, offsets)
+    x_at = token * x_stride + columns
+    x = tl.load(x_ptr + x_at, mask=exists, other=0.0).to(tl.float32)
     if ADD:
-        x += tl.load(add_ptr + here, mask=inside, other=0.0).to(tl.float32)
-        rounded = x.to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + here, rounded, mask=inside)
-        x = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
-    gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32) + offset
-    out_at = (row // parts) * out_stride + (row % parts) * width + at
-    tl.store(out_ptr + out_at, (x * scale * gain).to(out_ptr.dtype.element_ty), mask=inside)
-    tl.store(scale_ptr + row, scale)
+        x += tl.load(add_ptr + x_at, mask=exists, other=0.0).to(tl.float32)
+        rounded_sum = x.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + x_at, rounded_sum, mask=exists)
+        x = rounded_sum.to(tl.float32)
+    mean_square = tl.sum(x * x, axis=0) / width
+    scale = tl.rsqrt(mean_square + epsilon)
+    gain = _load_gain(gain_ptr, offsets, exists, gain_offset)
+    normed = (x * scale * gain).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + token * out_stride + columns, normed, mask=exists)
+    tl.store(scale_ptr + program, scale)
 
 
 @triton.jit
-def _norm_back(
+def _norm_gradient_kernel(
     dy_ptr,
     x_ptr,
     gain_ptr,
@@ -62,85 +85,97 @@ def _norm_back(
     add_ptr,
     out_ptr,
     dy_stride,
-    stride,
+    x_stride,
     out_stride,
-    parts,
+    stretches,
     width,
-    offset,
+    gain_offset,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    inside = at < width
-    token, column = row // parts, (row % parts) * width + at
-    gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32) + offset
-    slope = (
-        tl.load(dy_ptr + token * dy_stride + column, mask=inside, other=0.0).to(tl.float32) * gain
-    )
-    scale = tl.load(scale_ptr + row)
-    unit = tl.load(x_ptr + token * stride + column, mask=inside, other=0.0).to(tl.float32) * scale
-    along = tl.sum(slope * unit, axis=0) / width
-    dx = (slope - unit * along) * scale
+    """Compute dx = s · (g − u · mean(g ∘ u)), g = dy ∘ gain, u = s · x; with ADD, plus add."""
+    program = tl.program_id(0).to(tl.int64)
+    token = program // stretches
+    offsets = tl.arange(0, BLOCK)
+    exists = offsets < width
+    columns = _stretch_columns(program, stretches, width, offsets)
+    gain = _load_gain(gain_ptr, offsets, exists, gain_offset)
+    dy = tl.load(dy_ptr + token * dy_stride + columns, mask=exists, other=0.0).to(tl.float32)
+    unit_gradient = dy * gain
+    scale = tl.load(scale_ptr + program)
+    x = tl.load(x_ptr + token * x_stride + columns, mask=exists, other=0.0).to(tl.float32)
+    unit = x * scale
+    along = tl.sum(unit_gradient * unit, axis=0) / width
+    dx = (unit_gradient - unit * along) * scale
+    out_at = token * out_stride + columns
     if ADD:
-        dx += tl.load(add_ptr + token * out_stride + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + token * out_stride + column, dx.to(out_ptr.dtype.element_ty), mask=inside)
+        dx += tl.load(add_ptr + out_at, mask=exists, other=0.0).to(tl.float32)
+    tl.store(out_ptr + out_at, dx.to(out_ptr.dtype.element_ty), mask=exists)
 
 
-def _sizes(width: int) -> dict[str, int]:
+def _choose_norm_sizes(width: int) -> dict[str, int]:
     block = triton.next_power_of_2(width)
     return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}
 
 
+def _new_like(x: Tensor) -> Tensor:
+    """Return a contiguous tensor of the same shape, whatever its strides."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
 def norm(x: Tensor, gain: Gain, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
     width = gain.weight.shape[0]
-    rows, parts = x.shape[0], x.shape[1] // width
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if into is None else into
-    scale = torch.empty(rows * parts, dtype=torch.float32, device=x.device)
+    tokens = x.shape[0]
+    stretches = x.shape[1] // width
+    output = _new_like(x) if into is None else into
+    scale = torch.empty(tokens * stretches, dtype=torch.float32, device=x.device)
+    unused = x
     launch(
-        _norm,
-        (rows * parts,),
+        _norm_kernel,
+        (tokens * stretches,),
         x,
-        x,
+        unused,
         gain.weight,
-        x,
-        out,
+        unused,
+        output,
         scale,
         x.stride(0),
-        out.stride(0),
-        parts,
+        output.stride(0),
+        stretches,
         width,
         gain.epsilon,
         gain.offset,
         ADD=False,
-        **_sizes(width),
+        **_choose_norm_sizes(width),
     )
-    return out, scale
+    return output, scale
 
 
 def add_norm(x: Tensor, add: Tensor, gain: Gain) -> tuple[Tensor, Tensor, Tensor]:
-    rows, width = x.shape
-    total, out = torch.empty_like(x), torch.empty_like(x)
-    scale = torch.empty(rows, dtype=torch.float32, device=x.device)
+    tokens, width = x.shape
+    total = torch.empty_like(x)
+    output = torch.empty_like(x)
+    scale = torch.empty(tokens, dtype=torch.float32, device=x.device)
+    stretches = 1
     launch(
-        _norm,
-        (rows,),
+        _norm_kernel,
+        (tokens,),
         x,
         add,
         gain.weight,
         total,
-        out,
+        output,
         scale,
         width,
         width,
-        1,
+        stretches,
         width,
         gain.epsilon,
         gain.offset,
         ADD=True,
-        **_sizes(width),
+        **_choose_norm_sizes(width),
     )
-    return total, out, scale
+    return total, output, scale
 
 
 def norm_back(
@@ -152,68 +187,77 @@ def norm_back(
     into: Tensor | None = None,
 ) -> Tensor:
     width = gain.weight.shape[0]
-    rows, parts = x.shape[0], x.shape[1] // width
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if into is None else into
+    stretches = x.shape[1] // width
+    output = _new_like(x) if into is None else into
     launch(
-        _norm_back,
-        (rows * parts,),
+        _norm_gradient_kernel,
+        (x.shape[0] * stretches,),
         dy,
         x,
         gain.weight,
         scale,
         dy if add is None else add,
-        out,
+        output,
         dy.stride(0),
         x.stride(0),
-        out.stride(0),
-        parts,
+        output.stride(0),
+        stretches,
         width,
         gain.offset,
         ADD=add is not None,
-        **_sizes(width),
+        **_choose_norm_sizes(width),
     )
-    return out
+    return output
 
 
 # ---- rotary positions, turned in place: queries and keys of a token in one go ----
 
 
 @triton.jit
-def _rotate(
+def _rotate_kernel(
     x_ptr,
     cos_ptr,
     sin_ptr,
-    stride,
-    angles,
-    heads,
+    x_stride,
+    angle_stride,
+    head_count,
     HEAD: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
     WIDE: tl.constexpr,
     BACK: tl.constexpr,
 ):
+    """Turn each pair (a, b) of a head, HALF numbers apart, to (a cos − b sin, b cos + a sin), or back.
+
+    HEADS and WIDE are the number of heads and HALF, rounded up to powers of two.
+    """
     token = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, WIDE)
-    h = tl.arange(0, HEADS)
-    cos = tl.load(cos_ptr + token * angles + d, mask=d < HALF, other=0.0).to(tl.float32)[None, :]
-    sin = tl.load(sin_ptr + token * angles + d, mask=d < HALF, other=0.0).to(tl.float32)[None, :]
+    pairs = tl.arange(0, WIDE)
+    heads = tl.arange(0, HEADS)
+    angles_at = token * angle_stride + pairs
+    cos = tl.load(cos_ptr + angles_at, mask=pairs < HALF, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(sin_ptr + angles_at, mask=pairs < HALF, other=0.0).to(tl.float32)[None, :]
     if BACK:
         sin = -sin
-    inside = (h < heads)[:, None] & (d < HALF)[None, :]
-    one_at = x_ptr + token * stride + h[:, None] * HEAD + d[None, :]
-    first = tl.load(one_at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(one_at + HALF, mask=inside, other=0.0).to(tl.float32)
-    tl.store(one_at, (first * cos - second * sin).to(x_ptr.dtype.element_ty), mask=inside)
-    tl.store(one_at + HALF, (second * cos + first * sin).to(x_ptr.dtype.element_ty), mask=inside)
+    exists = (heads < head_count)[:, None] & (pairs < HALF)[None, :]
+    first_at = x_ptr + token * x_stride + heads[:, None] * HEAD + pairs[None, :]
+    second_at = first_at + HALF
+    first = tl.load(first_at, mask=exists, other=0.0).to(tl.float32)
+    second = tl.load(second_at, mask=exists, other=0.0).to(tl.float32)
+    turned_first = first * cos - second * sin
+    turned_second = second * cos + first * sin
+    tl.store(first_at, turned_first.to(x_ptr.dtype.element_ty), mask=exists)
+    tl.store(second_at, turned_second.to(x_ptr.dtype.element_ty), mask=exists)
 
 
 def rotate_(
     x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bool = False
 ) -> Tensor:
     half = min(head, cos.shape[1]) // 2  # numbers beyond the angles are not turned
-    wide, head_block = triton.next_power_of_2(half), triton.next_power_of_2(heads)
+    padded_half = triton.next_power_of_2(half)
+    padded_heads = triton.next_power_of_2(heads)
     launch(
-        _rotate,
+        _rotate_kernel,
         (x.shape[0],),
         x,
         cos,
@@ -223,10 +267,10 @@ def rotate_(
         heads,
         HEAD=head,
         HALF=half,
-        HEADS=head_block,
-        WIDE=wide,
+        HEADS=padded_heads,
+        WIDE=padded_half,
         BACK=back,
-        num_warps=max(1, min(8, head_block * wide // 256)),
+        num_warps=max(1, min(8, padded_heads * padded_half // 256)),
     )
     return x
 
@@ -235,121 +279,153 @@ def rotate_(
 
 
 @triton.jit
-def _gate(both_ptr, out_ptr, width, A: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < width
-    g = tl.load(both_ptr + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
-    u = tl.load(both_ptr + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
-    s = g
-    if A > 0:
-        s = A * (g + B * g * g * g)
-    tl.store(
-        out_ptr + row * width + at,
-        (g * tl.sigmoid(s) * u).to(out_ptr.dtype.element_ty),
-        mask=inside,
-    )
+def _open_gate(gate, SLOPE: tl.constexpr, CUBIC: tl.constexpr):
+    """Return what a gate is multiplied by: sigmoid(g), or sigmoid(SLOPE · (g + CUBIC · g³)) for gelu."""
+    argument = gate
+    if SLOPE > 0:
+        argument = SLOPE * (gate + CUBIC * gate * gate * gate)
+    return tl.sigmoid(argument)
 
 
 @triton.jit
-def _gate_back(
-    both_ptr,
-    slope_ptr,
+def _gate_kernel(
+    gates_ptr, out_ptr, width, SLOPE: tl.constexpr, CUBIC: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Compute g · open(g) · u of a piece of a token's gates: g in the first half of its row, u in the second."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = columns < width
+    gate_at = gates_ptr + token * 2 * width + columns
+    gate = tl.load(gate_at, mask=exists, other=0.0).to(tl.float32)
+    up = tl.load(gate_at + width, mask=exists, other=0.0).to(tl.float32)
+    product = gate * _open_gate(gate, SLOPE, CUBIC) * up
+    out_at = out_ptr + token * width + columns
+    tl.store(out_at, product.to(out_ptr.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _gate_gradient_kernel(
+    gates_ptr,
+    gradient_ptr,
     width,
-    A: tl.constexpr,
-    B: tl.constexpr,
+    SLOPE: tl.constexpr,
+    CUBIC: tl.constexpr,
     BLOCK: tl.constexpr,
     KEEP: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < width
-    gate_at, up_at = both_ptr + row * 2 * width + at, both_ptr + row * 2 * width + width + at
-    g = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
-    u = tl.load(up_at, mask=inside, other=0.0).to(tl.float32)
-    slope = tl.load(slope_ptr + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    s = g
-    if A > 0:
-        s = A * (g + B * g * g * g)
-    open_ = tl.sigmoid(s)
-    gated = g * open_
-    steep = gated * (1.0 - open_)
-    if A > 0:
-        steep *= A * (1.0 + 3.0 * B * g * g)
-    tl.store(gate_at, (slope * u * (open_ + steep)).to(both_ptr.dtype.element_ty), mask=inside)
-    tl.store(up_at, (slope * gated).to(both_ptr.dtype.element_ty), mask=inside)
+    """Replace gates by their gradient and, with KEEP, the product's gradient by the product."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = columns < width
+    gate_at = gates_ptr + token * 2 * width + columns
+    up_at = gate_at + width
+    product_at = gradient_ptr + token * width + columns
+    gate = tl.load(gate_at, mask=exists, other=0.0).to(tl.float32)
+    up = tl.load(up_at, mask=exists, other=0.0).to(tl.float32)
+    gradient = tl.load(product_at, mask=exists, other=0.0).to(tl.float32)
+    opened = _open_gate(gate, SLOPE, CUBIC)
+    gated = gate * opened
+    # d(g · open(g)) / dg = open(g) + g · open'(g), open' = open · (1 − open) · argument'
+    steepness = gated * (1.0 - opened)
+    if SLOPE > 0:
+        steepness *= SLOPE * (1.0 + 3.0 * CUBIC * gate * gate)
+    gate_gradient = gradient * up * (opened + steepness)
+    up_gradient = gradient * gated
+    tl.store(gate_at, gate_gradient.to(gates_ptr.dtype.element_ty), mask=exists)
+    tl.store(up_at, up_gradient.to(gates_ptr.dtype.element_ty), mask=exists)
     if KEEP:
-        tl.store(
-            slope_ptr + row * width + at, (gated * u).to(slope_ptr.dtype.element_ty), mask=inside
-        )
+        tl.store(product_at, (gated * up).to(gradient_ptr.dtype.element_ty), mask=exists)
 
 
-def _kind(gelu: bool) -> dict[str, float]:
-    a, b = GELU if gelu else (0, 0)
-    return {"A": a, "B": b, "BLOCK": BLOCK}
+def _choose_gate_options(gelu: bool) -> dict[str, float]:
+    if gelu:
+        return {"SLOPE": GELU_SLOPE, "CUBIC": GELU_CUBIC, "BLOCK": BLOCK}
+    return {"SLOPE": 0, "CUBIC": 0, "BLOCK": BLOCK}
 
 
-def gate(both: Tensor, gelu: bool = False) -> Tensor:
-    rows, width = both.shape[0], both.shape[1] // 2
-    out = both.new_empty(rows, width)
-    launch(_gate, (rows, triton.cdiv(width, BLOCK)), both, out, width, **_kind(gelu))
-    return out
+def gate(gates: Tensor, gelu: bool = False) -> Tensor:
+    tokens = gates.shape[0]
+    width = gates.shape[1] // 2
+    output = gates.new_empty(tokens, width)
+    grid = (tokens, triton.cdiv(width, BLOCK))
+    launch(_gate_kernel, grid, gates, output, width, **_choose_gate_options(gelu))
+    return output
 
 
-def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False, keep: bool = True) -> None:
-    rows, width = slope.shape
-    launch(
-        _gate_back, (rows, triton.cdiv(width, BLOCK)), both, slope, width, **_kind(gelu), KEEP=keep
-    )
+def gate_back_(gates: Tensor, gradient: Tensor, gelu: bool = False, keep: bool = True) -> None:
+    tokens, width = gradient.shape
+    grid = (tokens, triton.cdiv(width, BLOCK))
+    options = _choose_gate_options(gelu)
+    launch(_gate_gradient_kernel, grid, gates, gradient, width, **options, KEEP=keep)
 
 
 # ---- cross-entropy and its gradient in two readings of the logits, whose rounding alone is the model's dtype ----
 
 
 @triton.jit
-def _loss(logits_ptr, targets_ptr, weights_ptr, values_ptr, slope_ptr, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    target = tl.load(targets_ptr + row)
-    weight = tl.load(weights_ptr + row)
-    maximum = tl.full((BLOCK,), -1e30, tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for begin in range(0, width, BLOCK):
-        at = begin + tl.arange(0, BLOCK)
-        x = tl.load(logits_ptr + row * width + at, mask=at < width, other=-1e30).to(tl.float32)
-        new = tl.maximum(maximum, x)
-        total = total * tl.exp(maximum - new) + tl.where(at < width, tl.exp(x - new), 0.0)
-        maximum = new
-    top = tl.max(maximum, axis=0)
-    size = tl.sum(total * tl.exp(maximum - top), axis=0)
-    hit = tl.load(logits_ptr + row * width + target).to(tl.float32)
-    tl.store(values_ptr + row, top + tl.log(size) - hit)
-    for begin in range(0, width, BLOCK):
-        at = begin + tl.arange(0, BLOCK)
-        x = tl.load(logits_ptr + row * width + at, mask=at < width, other=-1e30).to(tl.float32)
-        share = tl.exp(x - top) / size
-        slope = (share - tl.where(at == target, 1.0, 0.0)) * weight
-        tl.store(
-            slope_ptr + row * width + at, slope.to(slope_ptr.dtype.element_ty), mask=at < width
-        )
+def _load_logits(logits_row, columns, width):
+    """Load a piece of a token's logits in float32: very small ones beyond their end."""
+    return tl.load(logits_row + columns, mask=columns < width, other=-1e30).to(tl.float32)
+
+
+@triton.jit
+def _loss_kernel(
+    logits_ptr, targets_ptr, weights_ptr, losses_ptr, gradient_ptr, width, BLOCK: tl.constexpr
+):
+    """Compute −log softmax(logits)[target] of a token, and weight · (softmax(logits) − one-hot of the target)."""
+    token = tl.program_id(0).to(tl.int64)
+    logits_row = logits_ptr + token * width
+    target = tl.load(targets_ptr + token)
+    weight = tl.load(weights_ptr + token)
+    # column by column of the pieces; joined below
+    maxima = tl.full((BLOCK,), -1e30, tl.float32)
+    totals = tl.zeros((BLOCK,), tl.float32)
+    for piece_start in range(0, width, BLOCK):
+        columns = piece_start + tl.arange(0, BLOCK)
+        logits = _load_logits(logits_row, columns, width)
+        new_maxima = tl.maximum(maxima, logits)
+        shares = tl.where(columns < width, tl.exp(logits - new_maxima), 0.0)
+        totals = totals * tl.exp(maxima - new_maxima) + shares
+        maxima = new_maxima
+    maximum = tl.max(maxima, axis=0)
+    total = tl.sum(totals * tl.exp(maxima - maximum), axis=0)
+    target_logit = tl.load(logits_row + target).to(tl.float32)
+    tl.store(losses_ptr + token, maximum + tl.log(total) - target_logit)
+    for piece_start in range(0, width, BLOCK):
+        columns = piece_start + tl.arange(0, BLOCK)
+        logits = _load_logits(logits_row, columns, width)
+        share = tl.exp(logits - maximum) / total
+        is_target = tl.where(columns == target, 1.0, 0.0)
+        gradient = (share - is_target) * weight
+        gradient_at = gradient_ptr + token * width + columns
+        tl.store(gradient_at, gradient.to(gradient_ptr.dtype.element_ty), mask=columns < width)
 
 
 def loss(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     logits = logits.contiguous()
-    rows, width = logits.shape
-    values, slope = (
-        torch.empty(rows, dtype=torch.float32, device=logits.device),
-        torch.empty_like(logits),
+    tokens, width = logits.shape
+    losses = torch.empty(tokens, dtype=torch.float32, device=logits.device)
+    gradient = torch.empty_like(logits)
+    launch(
+        _loss_kernel,
+        (tokens,),
+        logits,
+        targets,
+        weights,
+        losses,
+        gradient,
+        width,
+        BLOCK=min(4096, triton.next_power_of_2(width)),
+        num_warps=8,
     )
-    block = min(4096, triton.next_power_of_2(width))
-    launch(_loss, (rows,), logits, targets, weights, values, slope, width, BLOCK=block, num_warps=8)
-    return values, slope
+    return losses, gradient
 
 
 # ---- the step of AdamW of all lanes, each element of weights and moments read and written once ----
 
 
 @triton.jit
-def _update(
+def _update_kernel(
     weights_ptr,
     first_ptr,
     second_ptr,
@@ -359,34 +435,42 @@ def _update(
     settings_ptr,
     norms_ptr,
     width,
-    columns,
+    settings_stride,
     BLOCK: tl.constexpr,
 ):
+    """Take a lane's step on a piece of its numbers, where the lane is active and its gradient finite; see ``plain``."""
     lane = tl.program_id(1)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < width
-    spot = lane.to(tl.int64) * width + at
+    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = columns < width
+    elements = lane.to(tl.int64) * width + columns
     norm = tl.load(norms_ptr + lane)
-    g = tl.load(grads_ptr + spot, mask=inside, other=0.0)
-    sound = (norm - norm) == 0.0  # not so for infinities and NaN
-    mine = settings_ptr + lane * columns
-    if (tl.load(mine + 9) != 0.0) & sound:
-        keep, one_b1 = tl.load(mine + 1), tl.load(mine + 2)
-        b2, one_b2 = tl.load(mine + 3), tl.load(mine + 4)
-        size, root = tl.load(mine + 5), tl.load(mine + 6)
-        eps, clip = tl.load(mine + 7), tl.load(mine + 8)
-        g = g * tl.minimum(clip / (norm + 1e-6), 1.0)
-        m = tl.load(first_ptr + spot, mask=inside, other=0.0)
-        v = tl.load(second_ptr + spot, mask=inside, other=0.0)
-        w = tl.load(weights_ptr + spot, mask=inside, other=0.0)
-        m = m + (g - m) * one_b1
-        v = v * b2 + g * g * one_b2
-        w = w * keep - size * (m / (tl.sqrt(v) / root + eps))
-        tl.store(first_ptr + spot, m, mask=inside)
-        tl.store(second_ptr + spot, v, mask=inside)
-        tl.store(weights_ptr + spot, w, mask=inside)
-        factor = tl.load(factors_ptr + at, mask=inside, other=0.0)
-        tl.store(work_ptr + spot, (w * factor).to(work_ptr.dtype.element_ty), mask=inside)
+    gradient = tl.load(grads_ptr + elements, mask=exists, other=0.0)
+    is_finite = (norm - norm) == 0.0  # not so for infinities and NaN
+    settings = settings_ptr + lane * settings_stride
+    is_active = tl.load(settings + 9) != 0.0
+    if is_active & is_finite:
+        decay = tl.load(settings + 1)
+        one_minus_beta1 = tl.load(settings + 2)
+        beta2 = tl.load(settings + 3)
+        one_minus_beta2 = tl.load(settings + 4)
+        step_size = tl.load(settings + 5)
+        second_root = tl.load(settings + 6)
+        epsilon = tl.load(settings + 7)
+        max_norm = tl.load(settings + 8)
+        gradient = gradient * tl.minimum(max_norm / (norm + 1e-6), 1.0)
+        first = tl.load(first_ptr + elements, mask=exists, other=0.0)
+        second = tl.load(second_ptr + elements, mask=exists, other=0.0)
+        weights = tl.load(weights_ptr + elements, mask=exists, other=0.0)
+        first = first + (gradient - first) * one_minus_beta1
+        second = second * beta2 + gradient * gradient * one_minus_beta2
+        direction = first / (tl.sqrt(second) / second_root + epsilon)
+        weights = weights * decay - step_size * direction
+        tl.store(first_ptr + elements, first, mask=exists)
+        tl.store(second_ptr + elements, second, mask=exists)
+        tl.store(weights_ptr + elements, weights, mask=exists)
+        factors = tl.load(factors_ptr + columns, mask=exists, other=0.0)
+        working_copy = (weights * factors).to(work_ptr.dtype.element_ty)
+        tl.store(work_ptr + elements, working_copy, mask=exists)
 
 
 def update_(
@@ -394,20 +478,20 @@ def update_(
     first: Tensor,
     second: Tensor,
     grads: Tensor,
-    work: Tensor,
+    working_copy: Tensor,
     factors: Tensor,
     settings: Tensor,
     norms: Tensor,
 ) -> None:
-    rows, width = first.shape
+    lanes, width = first.shape
     launch(
-        _update,
-        (triton.cdiv(width, BLOCK), rows),  # CUDA allows 65,535 blocks in the second dimension
+        _update_kernel,
+        (triton.cdiv(width, BLOCK), lanes),  # CUDA allows 65,535 blocks in the second dimension
         weights,
         first,
         second,
         grads,
-        work,
+        working_copy,
         factors,
         settings,
         norms,
@@ -416,27 +500,27 @@ def update_(
         BLOCK=BLOCK,
     )
     # not in the kernel: a store that waits for no load may overtake the load of another thread
-    grads[:rows].zero_()
+    grads[:lanes].zero_()
 
 
 # ---- dropout as operations.dropout draws it: hash, mask, scale and add in one pass ----
 
 
 @triton.jit
-def draw(at, key):
-    """The 16-bit draw of elements by their tokens' keys: a signed reading, so 2^15 is added modulo 2^16."""
-    h = (at >> 1).to(tl.uint32) ^ key
-    h = h ^ (h >> 16)
-    h = h * 0x85EBCA6B
-    h = h ^ (h >> 13)
-    h = h * 0xC2B2AE35
-    h = h ^ (h >> 16)
-    half = tl.where((at & 1) == 1, h >> 16, h & 0xFFFF)
+def draw(columns, key):
+    """Return the 16-bit draw of elements by their tokens' keys: a signed reading, so 2^15 is added modulo 2^16."""
+    mixed = (columns >> 1).to(tl.uint32) ^ key
+    mixed = mixed ^ (mixed >> 16)
+    mixed = mixed * 0x85EBCA6B
+    mixed = mixed ^ (mixed >> 13)
+    mixed = mixed * 0xC2B2AE35
+    mixed = mixed ^ (mixed >> 16)
+    half = tl.where((columns & 1) == 1, mixed >> 16, mixed & 0xFFFF)
     return ((half + 32768) & 0xFFFF).to(tl.int32)
 
 
 @triton.jit
-def _drop(
+def _drop_kernel(
     x_ptr,
     add_ptr,
     out_ptr,
@@ -448,31 +532,33 @@ def _drop(
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Scale the elements of a piece of a token's row that survive, zero the others; with ADD, plus add."""
     token = tl.program_id(0)
-    base = token.to(tl.int64) * width
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < width
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = columns < width
+    elements = token.to(tl.int64) * width + columns
     key = tl.load(keys_ptr + token).to(tl.uint32) * 2 + mix.to(tl.uint32)
-    x = tl.load(x_ptr + base + at, mask=inside, other=0.0).to(tl.float32)
-    y = tl.where(draw(at, key) >= threshold, x * scale, 0.0)
+    x = tl.load(x_ptr + elements, mask=exists, other=0.0).to(tl.float32)
+    is_kept = draw(columns, key) >= threshold
+    out = tl.where(is_kept, x * scale, 0.0)
     if ADD:
-        y += tl.load(add_ptr + base + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + base + at, y.to(out_ptr.dtype.element_ty), mask=inside)
+        out += tl.load(add_ptr + elements, mask=exists, other=0.0).to(tl.float32)
+    tl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=exists)
 
 
 def fused_drop(x: Tensor, keys: Tensor, mix: int, p: float, add: Tensor | None = None) -> Tensor:
     """Dropout of ``x`` (…, D) by the hash of token key, layer and element; plus ``add`` where given."""
     x = x.contiguous()
     width = x.shape[-1]
-    out = torch.empty_like(x)
+    output = torch.empty_like(x)
     block = min(2048, triton.next_power_of_2(width))
-    added = add.contiguous() if add is not None else x
+    added = x if add is None else add.contiguous()
     launch(
-        _drop,
+        _drop_kernel,
         (x.numel() // width, triton.cdiv(width, block)),
         x,
         added,
-        out,
+        output,
         keys,
         mix,
         width,
@@ -481,4 +567,4 @@ def fused_drop(x: Tensor, keys: Tensor, mix: int, p: float, add: Tensor | None =
         ADD=add is not None,
         BLOCK=block,
     )
-    return out
+    return output

@@ -29,7 +29,7 @@ def launch(kernel, grid: tuple[int, ...], *args, **options) -> None:
 
 
 @contextmanager
-def readying(kind: str) -> Iterator[None]:
+def compiling(kind: str) -> Iterator[None]:
     """Compile what is launched inside, side by side, and run none of it: what it would have written is not written.
 
     Of the processes that need kernels of one kind, one compiles and the others find them in Triton's cache.
@@ -57,12 +57,12 @@ def readying(kind: str) -> Iterator[None]:
             torch.cuda.is_available()
         ):  # what hands arguments over is compiled too, a third of a second each
             on = torch.cuda.current_device()
-            done = {
-                id(one): one
-                for one in (
-                    one.result() if hasattr(one, "result") else one for one in compiled.values()
-                )
-            }
+            done = {}
+            for kernel_or_future in compiled.values():
+                kernel = kernel_or_future
+                if hasattr(kernel_or_future, "result"):
+                    kernel = kernel_or_future.result()
+                done[id(kernel)] = kernel
             list(threads.map(partial(_load, on), done.values()))
 
 

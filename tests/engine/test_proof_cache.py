@@ -63,9 +63,7 @@ def test_a_model_built_alike_is_tried_on_a_few_rows(dtype: torch.dtype, tmp_path
     few = passes(type(one.model), lambda: Scorer(second).loglikelihood_ids(pairs()))
     assert few < whole / 2
     assert set(second.checks.routes.values()) == {None}
-    assert {facts.get("rows") for facts in second.record["scoring"].values()} == {
-        "few: its structure is known"
-    }
+    assert {record.few_rows for record in second.record.scoring} == {True}
 
 
 def test_models_that_compute_otherwise_are_not_built_alike() -> None:
@@ -83,7 +81,7 @@ def test_models_that_compute_otherwise_are_not_built_alike() -> None:
 
 
 def test_a_known_structure_is_not_believed_where_a_few_rows_differ() -> None:
-    """The verdict is a wrong one on purpose: shared beginnings are wrong in this model."""
+    """The proof is a wrong one on purpose: shared beginnings are wrong in this model."""
     loaded = LoadedModel.of(ODD["a look-back by another name"](), words())
     slow = Scorer(loaded, reference=True).loglikelihood_ids(pairs(length=90))
     scorer = Scorer(loaded)
@@ -106,32 +104,33 @@ def test_lanes_of_a_model_built_alike_are_checked_by_a_row_each(dtype: torch.dty
         (tiny("llama").to(dtype), other_weights(tiny("llama").to(dtype)))
     ):
         loaded = replace(LoadedModel.of(model, words()), proof_cache=shared)
-        with LaneTrainer(loaded, static=True) as trainer:
+        with LaneTrainer(loaded, may_pack=True) as trainer:
             trainer._check_lanes(specs[0].lora, specs)
-            found = trainer.verdict(specs[0].lora)
-            assert found.form == TrainingForm.FUSED
-            assert ("judged" in found.facts) == bool(number)
+            result = trainer.form_check(specs[0].lora)
+            assert result.form == TrainingForm.FUSED
+            assert result.was_full == (not number)
             whole = (
-                found.facts["in_full"] if number else found.facts
+                result.facts.full_check if number else result.facts.distances
             )  # what the whole check found is not lost
-            assert ("own_rounding" if dtype is torch.bfloat16 else "distance") in whole
+            assert (whole.reference_rounding is not None) == (dtype is torch.bfloat16)
+            assert whole.gradients is not None
             trainer._check_lanes(replace(specs[0].lora, r=3), specs)  # another rank, the same ways
-            assert "judged" in trainer.verdict(replace(specs[0].lora, r=3)).facts
+            assert not trainer.form_check(replace(specs[0].lora, r=3)).was_full
 
 
 def test_a_known_form_is_not_believed_where_a_row_differs() -> None:
-    """Granite's layers have the parts of Llama's, and a factor; the verdict is Llama's on purpose."""
+    """Granite's layers have the parts of Llama's, and a factor; the proof is Llama's on purpose."""
     loaded = LoadedModel.of(build("granite"), words())
     for layer in loaded.model.model.layers:
         layer.residual_multiplier = 0.9
     lora = LoraConfig(targets=("q_proj", "v_proj"), dropout=0.0)
     specs = [replace(spec(f"l{i}", seed=i), lora=lora) for i in range(3)]
-    with LaneTrainer(loaded, static=True) as trainer:
+    with LaneTrainer(loaded, may_pack=True) as trainer:
         loaded.proof_cache.put(
-            {"form": TrainingForm.FUSED.value, "recomputes": True}, *trainer._cache_key(lora)
+            {"form": TrainingForm.FUSED.value, "may_recompute": True}, *trainer._cache_key(lora)
         )
         trainer._check_lanes(lora, specs)
-        assert trainer.verdict(lora).form == TrainingForm.PACKED
+        assert trainer.form_check(lora).form == TrainingForm.PACKED
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -161,21 +160,21 @@ def test_longer_rows_are_checked_by_two_of_them_and_processes_of_a_run_hear_of_f
     short, long = (
         [spec(f"l{i}", data=examples(12, seed=i, high=high)) for i in range(3)] for high in (24, 60)
     )
-    one, other = ProofCache(tmp_path), ProofCache(tmp_path)
+    first, second = ProofCache(tmp_path), ProofCache(tmp_path)
     kind = type(tiny("llama").model)
-    with LaneTrainer(replace(LoadedModel.of(tiny("llama"), words()), proof_cache=one)) as trainer:
+    with LaneTrainer(replace(LoadedModel.of(tiny("llama"), words()), proof_cache=first)) as trainer:
         whole = passes(kind, lambda: trainer._check_lanes(short[0].lora, short))
         assert passes(kind, lambda: trainer._check_lanes(long[0].lora, long)) < whole / 2
-        found = trainer.verdict(long[0].lora)
-        assert (found.form, found.recomputes, found.longest) == (
+        result = trainer.form_check(long[0].lora)
+        assert (result.form, result.may_recompute, result.longest) == (
             TrainingForm.PADDED,
             True,
-            max(one.longest_text for one in long),
+            max(first.longest_text for first in long),
         )
-        assert "judged" in found.facts
-        assert "update" in found.facts["in_full"]
+        assert not result.was_full
+        assert result.facts.full_check.update is not None
         assert passes(kind, lambda: trainer._check_lanes(short[0].lora, short)) == 0
-        assert other.get(*trainer._cache_key(short[0].lora))["form"] == TrainingForm.PADDED.value
+        assert second.get(*trainer._cache_key(short[0].lora))["form"] == TrainingForm.PADDED.value
 
 
 def test_adapters_are_tried_on_a_few_rows_where_the_bare_model_is_right() -> None:
@@ -183,10 +182,10 @@ def test_adapters_are_tried_on_a_few_rows_where_the_bare_model_is_right() -> Non
     kind, asked = type(loaded.model.model), pairs(length=70)
     bare = passes(kind, lambda: Scorer(loaded).loglikelihood_ids(asked))
     with LaneTrainer(loaded) as trainer:
-        trainer.bank(LoraConfig(dropout=0.0), 3).make_up_adapters()
+        trainer.install_bank(LoraConfig(dropout=0.0, targets=None), 3).make_up_adapters()
         owners = [number % 3 for number in range(len(asked))]
         scorer = Scorer(loaded, router=trainer.router)
         tuned = passes(kind, lambda: scorer.loglikelihood_ids(asked, owners=owners))
     assert tuned < bare
     assert loaded.checks.routes[RouteCase(ScoringRoute.TREE, adapters=True)] is None
-    assert max(facts["off_by"] for facts in loaded.record["scoring"].values()) < 1e-4  # in float32
+    assert loaded.record.largest_scoring_error < 1e-4  # in float32
