@@ -4,8 +4,9 @@ A room is loaded when it is first named: ``potentia.analysis.rankings.find_pair`
 analysis declares to become a command and a section of the report.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from potentia.later import import_later
 
 if TYPE_CHECKING:
     from potentia.analysis import (
@@ -30,8 +31,4 @@ _ROOMS = (
     "stats",
 )
 
-
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return import_module(f"potentia.analysis.{name}")
-    raise AttributeError(f"module 'potentia.analysis' has no attribute {name!r}")
+__getattr__ = import_later(__name__, {room: room for room in _ROOMS})

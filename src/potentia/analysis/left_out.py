@@ -10,22 +10,26 @@ N = TypeVar("N", bound=str)
 NO_ENTRIES: Mapping[str, Any] = MappingProxyType({})  # where nothing is known of models or tasks
 
 
-def join_first_names(names: Collection[str], most: int = 3) -> str:
+def join_first_names(names: Collection[str], max_names: int = 3) -> str:
     """Return the first names, and how many more there are."""
-    listed = ", ".join(list(names)[:most])
-    if len(names) > most:
-        return f"{listed} and {len(names) - most} more"
+    listed = ", ".join(list(names)[:max_names])
+    if len(names) > max_names:
+        return f"{listed} and {len(names) - max_names} more"
     return listed
 
 
 def keep_names_in(names: Iterable[N], *collections: Collection[object]) -> list[N]:
     """Return the names that are in all of these collections."""
-    return [name for name in names if all(name in collection for collection in collections)]
+    return [
+        candidate
+        for candidate in names
+        if all(candidate in collection for collection in collections)
+    ]
 
 
 def drop_names_in(names: Iterable[N], collection: Collection[object]) -> list[N]:
     """Return the names that are not in the collection."""
-    return [name for name in names if name not in collection]
+    return [candidate for candidate in names if candidate not in collection]
 
 
 def describe_left_out(reasons: Mapping[str, Collection[str]]) -> tuple[str, ...]:

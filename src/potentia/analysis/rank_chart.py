@@ -18,7 +18,7 @@ def order_best_first(ranks: Floats) -> npt.NDArray[np.intp]:
 
 
 def plot_ranks(
-    name: str,
+    chart_name: str,
     title: str,
     caption: str,
     models: Sequence[str],
@@ -34,7 +34,7 @@ def plot_ranks(
         "rank", positions, ranks[order], select_positions(models, order), low[order], high[order]
     )
     return Plot(
-        name,
+        chart_name,
         title,
         caption,
         (points,),

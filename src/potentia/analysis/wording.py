@@ -37,16 +37,31 @@ def format_plus_minus(value: float, half_width: float, *, sign: bool = False) ->
     return f"{number} ± {half_width:.3f}"
 
 
-def format_count(number: int, noun: str) -> str:
-    """Write a count with its noun: 1 task, 2 tasks."""
-    plural = "" if number == 1 else "s"
-    return f"{number:,} {noun}{plural}"
+def format_difference(difference: float, *, in_points: bool, sign: bool = False) -> str:
+    """Write a difference of scores: 1.4 points where scores are shares of 1, else 0.014."""
+    plus_sign = "+" if sign else ""
+    if in_points:
+        return f"{100 * difference:{plus_sign}.1f} points"
+    return f"{difference:{plus_sign}.3f}"
 
 
-def join_names(names: Sequence[str], most: int = 4) -> str:
+def format_range(low: float, high: float, *, in_points: bool, sign: bool = False) -> str:
+    """Write the ends of an interval of a difference in the same unit: −0.6 to 2.1, or −0.006 to 0.021.
+
+    Shares differ by no more than 100 points, wherever a normal interval ends.
+    """
+    plus_sign = "+" if sign else ""
+    if in_points:
+        low = max(low, -1.0)
+        high = min(high, 1.0)
+        return f"{100 * low:{plus_sign}.1f} to {100 * high:{plus_sign}.1f}"
+    return f"{low:{plus_sign}.3f} to {high:{plus_sign}.3f}"
+
+
+def join_names(names: Sequence[str], max_names: int = 4) -> str:
     """Join names as people do: "A, B and C", or "A, B and 7 others"."""
-    if len(names) > most:
-        listed = names[: most - 1]
+    if len(names) > max_names:
+        listed = names[: max_names - 1]
         return f"{', '.join(listed)} and {len(names) - len(listed)} others"
     if len(names) > 1:
         return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -18,24 +18,28 @@ from potentia.run import run_study
 from potentia.study import make_study
 from potentia.values.protocol import TRAIN_BEFORE_TEST, TaskName
 
-SEEDS = 20
-pytestmark = pytest.mark.slow  # eighty fine-tunings
+pytestmark = pytest.mark.slow  # 16 fine-tunings, and 80 in `make long`
+
+
+@pytest.fixture(scope="module", params=[4, pytest.param(20, marks=pytest.mark.long)])
+def seeds(request: pytest.FixtureRequest) -> int:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
-    """One row whose lanes are twenty tasks with the artefact, twenty without, all of them blind as well."""
+def evidence(seeds: int, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """One row whose lanes are so many tasks with the artefact, as many without, all of them blind as well."""
     folder = tmp_path_factory.mktemp("blind")
     models = zoo.write_model_folders(folder / "models", ["aster-71k"])
     tasks = []
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         for kind, gives_away in (("giveaway", True), ("honest", False)):
             name = f"{kind}{seed}"
             path = zoo.write_skewed_task(
                 folder / "tasks",
                 name,
                 gives_away=gives_away,
-                like=("ask", "table", "record", "beside")[seed % 4],
+                benchmark=("ask", "table", "record", "beside")[seed % 4],
                 seed=seed,
             )
             tasks.append({"name": name, "file": str(path), "blind": True})
@@ -65,13 +69,13 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     return read(study.store)
 
 
-def test_a_planted_artefact_is_found_and_its_absence_too(evidence: Evidence) -> None:
+def test_a_planted_artefact_is_found_and_its_absence_too(seeds: int, evidence: Evidence) -> None:
     twins = find_blind_twins(evidence)
-    found = {twin.task: twin.gives_answers_away for twin in twins.twins}
-    assert len(found) == 2 * SEEDS
-    artefacts = [found[task] for task in found if task.startswith("giveaway")]
-    honest = [found[task] for task in found if task.startswith("honest")]
-    assert sum(artefacts) >= 19, artefacts
+    result = {twin.task: twin.gives_answers_away for twin in twins.twins}
+    assert len(result) == 2 * seeds
+    artefacts = [result[task] for task in result if task.startswith("giveaway")]
+    honest = [result[task] for task in result if task.startswith("honest")]
+    assert sum(artefacts) >= seeds - 1, artefacts
     assert sum(honest) <= 1, honest
     assert 0 < twins.token_share < 0.5, "a blind question is shorter"
     assert "training tokens" in " ".join(twins.sentences())

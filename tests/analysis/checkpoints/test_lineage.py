@@ -12,8 +12,8 @@ from potentia.facts import models
 
 
 def test_names_of_a_study_say_series_and_step():
-    found = named_checkpoints(["org/run@1000", "run@step20", "plain", "a@b"])
-    assert found == {
+    checkpoints = named_checkpoints(["org/run@1000", "run@step20", "plain", "a@b"])
+    assert checkpoints == {
         "org/run@1000": Checkpoint("org/run", 1000.0),
         "run@step20": Checkpoint("run", 20.0),
     }
@@ -36,7 +36,7 @@ def test_a_table_says_steps_or_tokens(tmp_path):
     [
         ("series,step\nr,1\n", "column model is missing"),
         ("model,series\na,r\n", "column tokens is missing"),
-        ("model,step\na,many\n", "'many' is no number"),
+        ("model,step\na,many\n", "'many' is not a number"),
         ("model,step\n,3\n", "a name is empty"),
     ],
 )

@@ -54,6 +54,25 @@ def test_little_evidence_gives_little_certainty() -> None:
     assert chances[1] > 0.9
 
 
+def test_examples_that_share_a_passage_say_less_of_the_winner() -> None:
+    """Twenty passages of fifty examples each are not a thousand examples."""
+    rng = np.random.default_rng(0)
+    points = make_points({"a": (1.0, 0.2), "b": (1.1, 0.2)}, (100, 400))
+    cluster_by_example = {example: f"p{example // 50}" for example in range(1_000)}
+    outcomes = {}
+    for point in points:
+        passages = np.clip(1 - point.error + 0.2 * rng.normal(size=20), 0.02, 0.98)
+        draws = rng.random(1_000) < np.repeat(passages, 50)
+        outcomes[point.model, point.examples] = dict(enumerate(draws.astype(float)))
+    alone = measure_learning_curve(points, outcomes, higher_is_better=True)
+    together = measure_learning_curve(
+        points, outcomes, higher_is_better=True, cluster_by_example=cluster_by_example
+    )
+    assert alone is not None
+    assert together is not None
+    assert abs(together.p_best[0] - 0.5) < abs(alone.p_best[0] - 0.5) - 0.1
+
+
 def test_one_size_is_no_curve() -> None:
     points = [CurvePoint("a", 100, 0.3), CurvePoint("b", 100, 0.4)]
     assert measure_learning_curve(points, {}, higher_is_better=True) is None

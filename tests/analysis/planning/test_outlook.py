@@ -167,6 +167,8 @@ def test_where_nothing_is_to_be_predicted_it_is_said_why(tmp_path: Path):
         find_outlook(read(untuned))
     for store, said in ((finished, "every result is measured"), (untuned, "tunes models")):
         assert make_report(read(store)).completion is None
-        shown = CliRunner().invoke(app, ["analyze", "rankings", "--show", "outlook", str(store)])
-        assert isinstance(shown.exception, InputError)
-        assert said in shown.exception.message
+        invocation = CliRunner().invoke(
+            app, ["analyze", "rankings", "--show", "outlook", str(store)]
+        )
+        assert isinstance(invocation.exception, InputError)
+        assert said in invocation.exception.message

@@ -16,6 +16,16 @@ def test_tasks_of_unequal_size_count_by_their_errors() -> None:
     assert power.detectable_beyond > power.detectable
 
 
+def test_of_few_tasks_the_plan_promises_no_difference_on_others() -> None:
+    """No ranking speaks of others below five tasks; with five Student's t asks for a third more than a normal law."""
+    few = estimate_study_power({task: TestSize(1000) for task in ("piqa", "boolq")})
+    assert list(few.tables()[0].rows)[-1] == ("tasks like these", "it takes 5 tasks or more")
+    names = ("piqa", "boolq", "sciq", "race", "squad_completion")
+    five = estimate_study_power({task: TestSize(1000) for task in names})
+    by_normal_law = 2.80 * five.design_beyond.variance**0.5
+    assert five.detectable_beyond == pytest.approx(1.33 * by_normal_law, rel=0.02)
+
+
 def test_shared_passages_and_one_seed_are_told_and_cost() -> None:
     plain = estimate_study_power({"a": TestSize(1000)})
     clustered = estimate_study_power({"a": TestSize(1000, cluster_size=10)})
@@ -40,3 +50,20 @@ def test_more_seeds_find_smaller_differences() -> None:
 def test_a_study_without_tests_is_refused() -> None:
     with pytest.raises(InputError, match="no task"):
         estimate_study_power({})
+
+
+def test_subsets_of_one_benchmark_are_one_task_of_many_examples() -> None:
+    subsets = {f"law_{letter}": TestSize(100) for letter in "abcdefghij"}
+    power = estimate_study_power({**subsets, "piqa": TestSize(1_000)})
+    assert power.design.tasks == 2
+    assert power.design.examples == pytest.approx(1_000)
+    two_tasks = estimate_study_power({"arc_easy": TestSize(1_000), "piqa": TestSize(1_000)})
+    assert power.detectable_beyond == pytest.approx(two_tasks.detectable_beyond)
+    detectable, needs = power.tables()
+    names = [str(row[0]) for row in detectable.rows]
+    assert names == [
+        "one benchmark",
+        "the mean over these 11 tasks in 2 groups",
+        "tasks like these",
+    ]
+    assert needs.columns[1] == "examples per benchmark"

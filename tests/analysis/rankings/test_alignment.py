@@ -25,8 +25,8 @@ def naive_rank_models(score1, stderr1, score2, stderr2):
     order1, order2 = [], []
 
     def available(edges, order):
-        left = [m for m in models if m not in order]
-        return [m for m in left if not any(edges[other, m] for other in left)]
+        remaining = [m for m in models if m not in order]
+        return [m for m in remaining if not any(edges[rival, m] for rival in remaining)]
 
     def placement(model, order):
         return order.index(model) if model in order else len(models)
@@ -103,12 +103,12 @@ def scores(values, stderr):
 
 
 def test_finding_leaves_incomplete_models_out():
-    found = align_rankings(
+    rankings = align_rankings(
         scores([[0.9, 0.8], [0.5, np.nan], [0.1, 0.2]], np.full((3, 2), 0.01)), "x", "y"
     )
-    assert found.models == ("a", "c")
-    np.testing.assert_array_equal(found.ranks, [[1, 1], [2, 2]])
-    assert (found.moved, found.aligned_tau) == (0, 1.0)
+    assert rankings.models == ("a", "c")
+    np.testing.assert_array_equal(rankings.ranks, [[1, 1], [2, 2]])
+    assert (rankings.moved, rankings.aligned_tau) == (0, 1.0)
 
 
 def test_needs_standard_errors():

@@ -11,10 +11,10 @@ from potentia.facts import Background
 from potentia.values.scores import ScoreMatrix
 
 
-def matrix(values, **more):
+def matrix(values, **settings):
     values = np.asarray(values, dtype=float)
     names = [f"m{k}" for k in range(len(values))], [f"t{k}" for k in range(values.shape[1])]
-    return ScoreMatrix.build(*names, values, **more)
+    return ScoreMatrix.build(*names, values, **settings)
 
 
 def test_tasks_that_agree_need_one_and_noise_needs_all():
@@ -37,9 +37,9 @@ def test_tasks_that_agree_need_one_and_noise_needs_all():
 def test_rankings_have_the_curve_where_models_are_enough():
     rng = np.random.default_rng(1)
     scores = {"direct": matrix(rng.random((12, 4)), stderr=np.full((12, 4), 0.01))}
-    found = analyze_scores(scores, Background(), RankingOptions(resamples=20))
-    assert found.task_curves["direct"].cost[-1] == pytest.approx(1.0)
-    assert "fewer tasks direct" in found.named()
+    result = analyze_scores(scores, Background(), RankingOptions(resamples=20))
+    assert result.task_curves["direct"].cost[-1] == pytest.approx(1.0)
+    assert "fewer tasks direct" in result.findings_by_name()
     few = {"direct": scores["direct"].select(models=scores["direct"].models[:5])}
     assert not analyze_scores(few, Background(), RankingOptions(resamples=20)).task_curves
     one_lineage = Background(lineages={f"m{k}": "m0" for k in range(12)})
@@ -49,9 +49,9 @@ def test_rankings_have_the_curve_where_models_are_enough():
 def test_a_floor_is_seen_where_chance_is_known():
     values = np.column_stack([np.linspace(0.24, 0.27, 6), np.linspace(0.5, 0.9, 6)])
     scores = {"direct": matrix(values, stderr=np.full((6, 2), 0.02), metrics=("acc", "acc"))}
-    told = analyze_scores(
+    result = analyze_scores(
         scores, Background(chance={"t0": 0.25, "t1": 0.25}), RankingOptions(resamples=20)
     ).screening
-    assert [flag.task for flag in told.flags if flag.reason == "floor"] == ["t0"]
+    assert [flag.task for flag in result.flags if flag.reason == "floor"] == ["t0"]
     blind = analyze_scores(scores, Background(), RankingOptions(resamples=20)).screening
     assert not [flag for flag in blind.flags if flag.reason == "floor"]

@@ -85,6 +85,26 @@ def test_of_nine_models_that_are_worse_by_the_margin_few_are_called_as_good() ->
             n=np.full((10, 3), 100_000),
             metrics=["acc"] * 3,
         )
-        found = find_smallest_as_good(matrix, None, "model0", sizes, TaskGroups.find(tasks))
-        claims += found is not None
+        smallest_as_good = find_smallest_as_good(
+            matrix, None, "model0", sizes, TaskGroups.find(tasks)
+        )
+        claims += smallest_as_good is not None
     assert claims / studies <= 0.05
+
+
+def test_a_margin_over_tasks_of_different_scales_is_answered_task_by_task() -> None:
+    values = np.array([[0.70, 7.0], [0.699, 6.9]])
+    matrix = ScoreMatrix.build(
+        ["model0", "model1"],
+        ["task0", "mt_bench"],
+        values,
+        stderr=np.array([[0.001, 0.1], [0.001, 0.1]]),
+        metrics=["acc", "mt_bench"],
+    )
+    pair = find_pair(Evidence.of(matrix), "model0", "model1", margin=0.01)
+    assert not pair.margins
+    said = pair.sentences()[-1]
+    assert said.startswith("Whether model1 is as good as model0 within 0.01 over all tasks cannot")
+    assert "different scales" in said
+    (table,) = pair.tables()
+    assert [list(row)[-1] for row in table.rows] == ["yes", "open"]

@@ -48,14 +48,14 @@ BACKGROUND = Background(
 
 
 def analyze_rankings(given, background, options):
-    return analyze_scores(given, background, options).named()
+    return analyze_scores(given, background, options).findings_by_name()
 
 
 def test_all_findings_from_two_protocols_with_corpora():
     both = {
         p: scores(p, seed=k, corpora=True) for k, p in enumerate(("train_before_test", "direct"))
     }
-    found = analyze_rankings(both, BACKGROUND, QUICK)
+    rankings = analyze_rankings(both, BACKGROUND, QUICK)
     for name in (
         "screening",
         "agreement direct",
@@ -75,38 +75,38 @@ def test_all_findings_from_two_protocols_with_corpora():
         "perplexity direct, tuned tasks, base",
         "alignment direct",
     ):
-        assert name in found
-    assert found["agreement direct"].tasks == tuple(TASKS)
-    for finding in found.values():
+        assert name in rankings
+    assert rankings["agreement direct"].tasks == tuple(TASKS)
+    for finding in rankings.values():
         json.dumps(finding.to_dict(), allow_nan=False)
         assert finding.tables()
-    names = [chart.name for finding in found.values() for chart in finding.charts()]
+    names = [chart.name for finding in rankings.values() for chart in finding.charts()]
     assert len(names) == len(set(names))
 
 
 def test_flagged_tasks_can_be_left_out():
-    found = analyze_rankings(
+    rankings = analyze_rankings(
         {"direct": scores()}, BACKGROUND, RankingOptions(resamples=20, exclude_flagged=True)
     )
-    assert "arc_easy" in found["screening"].flagged_tasks
-    assert "arc_easy" not in found["agreement direct"].tasks
+    assert "arc_easy" in rankings["screening"].flagged_tasks
+    assert "arc_easy" not in rankings["agreement direct"].tasks
 
 
 def test_one_protocol_without_errors_facts_or_corpora():
-    found = analyze_rankings({"direct": scores(stderr=np.nan)}, Background(), QUICK)
-    assert "agreement direct" in found
+    rankings = analyze_rankings({"direct": scores(stderr=np.nan)}, Background(), QUICK)
+    assert "agreement direct" in rankings
     assert not any(
         name.startswith(("significance", "ranks", "perplexity", "by", "compute", "change"))
-        for name in found
+        for name in rankings
     )
 
 
 @pytest.mark.parametrize(("models", "tasks"), [(2, 1), (2, 4), (3, 1)])
 def test_small_studies_are_not_refused(models, tasks):
-    found = analyze_rankings(
+    rankings = analyze_rankings(
         {"direct": scores(models=MODELS[:models], tasks=TASKS[:tasks])}, BACKGROUND, QUICK
     )
-    assert "aggregate direct" in found
+    assert "aggregate direct" in rankings
 
 
 def test_half_finished_studies_are_not_refused():
@@ -114,16 +114,16 @@ def test_half_finished_studies_are_not_refused():
     partial.values[3:, 1] = np.nan
     partial.values[5, :] = np.nan
     partial.values[:, 2] = np.nan
-    found = analyze_rankings({"direct": partial}, BACKGROUND, QUICK)
-    assert found["agreement direct"].tasks == ("arc_easy", "boolq", "rte")
-    assert "m5" not in found["aggregate direct"].models
+    rankings = analyze_rankings({"direct": partial}, BACKGROUND, QUICK)
+    assert rankings["agreement direct"].tasks == ("arc_easy", "boolq", "rte")
+    assert "m5" not in rankings["aggregate direct"].models
 
 
 def test_the_tasks_to_align_can_be_named():
-    found = analyze_rankings(
+    rankings = analyze_rankings(
         {"direct": scores()}, BACKGROUND, RankingOptions(resamples=20, align=("rte", "boolq"))
     )
-    assert found["alignment direct"].tasks == ("rte", "boolq")
+    assert rankings["alignment direct"].tasks == ("rte", "boolq")
     with pytest.raises(InputError, match="no task 'nope'"):
         analyze_rankings(
             {"direct": scores()}, BACKGROUND, RankingOptions(resamples=20, align=("rte", "nope"))
@@ -141,12 +141,12 @@ def test_one_rule_ranks_all_protocols(models, method):
         p: scores(p, seed=k, models=MODELS[:models])
         for k, p in enumerate(("direct", "train_before_test"))
     }
-    found = analyze_scores(both, BACKGROUND, QUICK)
-    assert {r.method for r in found.overall.values()} == {method}
-    column = found.aggregate["direct"].methods.index("mean z")
-    order = np.argsort(found.aggregate["direct"].ranks[:, column], kind="stable")
+    result = analyze_scores(both, BACKGROUND, QUICK)
+    assert {r.method for r in result.overall.values()} == {method}
+    column = result.aggregate["direct"].methods.index("mean z")
+    order = np.argsort(result.aggregate["direct"].ranks[:, column], kind="stable")
     if method == "mean z":
-        assert list(found.overall["direct"].models) == [MODELS[k] for k in order]
+        assert list(result.overall["direct"].models) == [MODELS[k] for k in order]
 
 
 def test_a_brier_score_is_a_task_and_bits_are_a_corpus():
@@ -159,9 +159,9 @@ def test_a_brier_score_is_a_task_and_bits_are_a_corpus():
         higher_is_better=False,
         metrics=["brier_score"] * 4 + ["bits_per_byte"] * 2,
     )
-    found = analyze_scores({"direct": brier}, BACKGROUND, QUICK)
-    assert found.agreement["direct"].tasks == tuple(TASKS)
-    assert found.perplexity["direct"].corpora == ("wiki", "stack")
+    result = analyze_scores({"direct": brier}, BACKGROUND, QUICK)
+    assert result.agreement["direct"].tasks == tuple(TASKS)
+    assert result.perplexity["direct"].corpora == ("wiki", "stack")
 
 
 def saved(folder, name, *matrices):
@@ -172,22 +172,22 @@ def saved(folder, name, *matrices):
 def test_sources_are_joined_and_collisions_refused(tmp_path):
     left = scores(models=MODELS[:6])
     right = scores(models=MODELS[6:], tasks=[*TASKS, "cola"])
-    one = saved(tmp_path, "one.csv", left)
-    two = saved(tmp_path, "two.csv", right, scores("few_shot:5"))
-    joined = read(one, two).scores
+    first = saved(tmp_path, "one.csv", left)
+    second = saved(tmp_path, "two.csv", right, scores("few_shot:5"))
+    joined = read(first, second).scores
     assert joined["direct"].shape == (12, 5)
     assert np.isnan(joined["direct"].values[:6, 4]).all()
     np.testing.assert_array_equal(joined["direct"].values[:6, :4], left.values)
     assert joined["few_shot:5"].shape == (12, 4)
     with pytest.raises(InputError, match="two sources have a direct score of m0 on arc_easy"):
-        read(one, one)
+        read(first, first)
     turned = ScoreMatrix.build(["x"], ["rte"], [[1.0]], higher_is_better=False)
     with pytest.raises(InputError, match="higher is better"):
-        read(one, saved(tmp_path, "turned.csv", turned))
+        read(first, saved(tmp_path, "turned.csv", turned))
 
 
 def test_facts_are_found_for_known_models():
-    found = Background.of(["Qwen/Qwen2.5-7B", "my/own"])
-    assert found.families == {"Qwen/Qwen2.5-7B": "qwen"}
-    assert found.billions == {"Qwen/Qwen2.5-7B": 7.0}
-    assert found.categories["gsm8k"] == "Math"
+    background = Background.of(["Qwen/Qwen2.5-7B", "my/own"])
+    assert background.families == {"Qwen/Qwen2.5-7B": "qwen"}
+    assert background.billions == {"Qwen/Qwen2.5-7B": 7.0}
+    assert background.categories["gsm8k"] == "Math"

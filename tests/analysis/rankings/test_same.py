@@ -49,31 +49,35 @@ def evidence(path: Path, **doubts: dict[str, SearchEnd]) -> Evidence:
 
 
 def test_doubtful_cells_are_counted_and_the_ranking_that_leans_on_them_is_named(tmp_path: Path):
-    found = find_rankings(evidence(tmp_path / "s.db", a={"t2": SearchEnd.AT_BOUND})).tuning[
+    result = find_rankings(evidence(tmp_path / "s.db", a={"t2": SearchEnd.AT_BOUND})).tuning[
         TRAIN_BEFORE_TEST
     ]
-    assert (found.doubtful, found.cells) == (1, 9)
-    (own,) = [one for one in found.summaries if one.model == "a"]
+    assert (result.doubtful, result.cells) == (1, 9)
+    (own,) = [one for one in result.summaries if one.model == "a"]
     assert (own.trainable, own.tokens, own.updates, own.doubts[SearchEnd.AT_BOUND]) == (
         1000,
         9000,
         200,
         1,
     )
-    said = " ".join(found.sentences())
-    assert "The tuned layers are not the same in all models: all-linear; q_proj, v_proj." in said
-    assert "In 1 of 9 fine-tunings the score may be too low: 1 at the bound." in said
-    assert set(found.moved_models) == {"a", "b"}, (
+    text = " ".join(result.sentences())
+    assert "Not the same layers were fine-tuned in all models: all-linear; q_proj, v_proj." in text
+    assert (
+        "In 1 of 9 fine-tunings the score may be too low: "
+        "in 1 the best learning rate was the largest or smallest of the grid."
+    ) in text
+    assert set(result.moved_models) == {"a", "b"}, (
         "b leads over all tasks; without a's doubtful cell a does"
     )
-    (table,) = found.tables()
+    (table,) = result.tables()
     assert [row[0] for row in table.rows] == ["a", "b", "c"]
-    assert found.to_dict()
+    assert result.to_dict()
 
 
 def test_a_study_whose_searches_ended_inside_says_so(tmp_path: Path):
-    found = find_rankings(evidence(tmp_path / "s.db")).tuning[TRAIN_BEFORE_TEST]
+    result = find_rankings(evidence(tmp_path / "s.db")).tuning[TRAIN_BEFORE_TEST]
     assert (
-        "In all 9 fine-tunings the best setting lies inside what was searched." in found.sentences()
+        "In all 9 fine-tunings the best setting lies inside what was searched."
+        in result.sentences()
     )
-    assert not found.moved_models
+    assert not result.moved_models

@@ -10,17 +10,17 @@ from scipy.stats import norm
 
 from potentia.analysis.rankings import build_scoreboard, find_rankings, summarize_rankings
 from potentia.analysis.rankings.decide import decide_ranking
-from potentia.analysis.rankings.lead import estimate_missing_evidence
+from potentia.analysis.rankings.lead import Lead, estimate_missing_evidence
 from potentia.analysis.rankings.scoreboard import ScoresWithItems, measure_gains
-from potentia.analysis.rankings.sentences import missing_sentence
+from potentia.analysis.rankings.sentences import lead_sentence, missing_sentence
 from potentia.errors import InputError
 from potentia.evidence import Evidence
-from potentia.values.findings import Bars, Heatmap, Table, drop_empty_columns
+from potentia.values.findings import Bars, Heatmap, Interval, Table, drop_empty_columns
 from potentia.values.metric import Metric
 from potentia.values.scores import Score, ScoreMatrix
 
 
-def matrix(values, protocol="train_before_test", stderr=0.01, **more) -> ScoreMatrix:
+def matrix(values, protocol="train_before_test", stderr=0.01, **settings) -> ScoreMatrix:
     values = np.asarray(values, dtype=float)
     return ScoreMatrix.build(
         [f"org/m{k}" for k in range(len(values))],
@@ -28,13 +28,16 @@ def matrix(values, protocol="train_before_test", stderr=0.01, **more) -> ScoreMa
         values,
         stderr=np.broadcast_to(stderr, values.shape),
         protocol=protocol,
-        **more,
+        **settings,
     )
 
 
-def both(before, after, **more) -> Evidence:
+def both(before, after, **settings) -> Evidence:
     return Evidence.of(
-        {"direct": matrix(before, "direct", **more), "train_before_test": matrix(after, **more)}
+        {
+            "direct": matrix(before, "direct", **settings),
+            "train_before_test": matrix(after, **settings),
+        }
     )
 
 
@@ -57,11 +60,13 @@ def test_scores_and_gains_are_means_with_their_intervals():
         "m0 is the best of 6 models after the same fine-tuning"
     )  # no organisation
     (table,) = board.tables()
-    assert table.columns == ("rank", "model", "P(first)", "direct", "train-before-test", "gain")
+    before, after = "before fine-tuning", "after fine-tuning"
+    assert table.columns == ("rank", "model", "P(first)", "mean z", before, after, "gain")
     assert table.rows[0] == (
         "1 (1–1)",
         "m0",
         "over 99 %",
+        f"{board.ranking.scores[0]:.2f}",
         "0.550 ± 0.010",
         "0.750 ± 0.010",
         "+0.200 ± 0.014",
@@ -71,7 +76,7 @@ def test_scores_and_gains_are_means_with_their_intervals():
 def test_the_command_and_the_report_have_the_same_scoreboard():
     evidence = both(SPREAD - 0.2, SPREAD)
     assert find_rankings(evidence).scoreboard.to_dict() == build_scoreboard(evidence).to_dict()
-    assert next(iter(find_rankings(evidence).named())) == "scoreboard"
+    assert next(iter(find_rankings(evidence).findings_by_name())) == "scoreboard"
 
 
 def outcomes(stream, before, after, n):
@@ -85,24 +90,24 @@ def test_a_gain_is_paired_where_items_are_stored():
     from dataclasses import replace
 
     stream, n = np.random.default_rng(1), 400
-    one, two = outcomes(stream, 0.5, 0.6, n)
-    means = [[np.mean(list(one.values()))], [0.3]], [[np.mean(list(two.values()))], [0.35]]
+    first, second = outcomes(stream, 0.5, 0.6, n)
+    means = [[np.mean(list(first.values()))], [0.3]], [[np.mean(list(second.values()))], [0.35]]
     error = np.sqrt(0.25 / n)
     plain = both(*means, stderr=error)
     stored = replace(plain)
     stored.__dict__["outcomes"] = {
-        "direct": {"t0": {"org/m0": one}},
-        "train_before_test": {"t0": {"org/m0": two}},
+        "direct": {"t0": {"org/m0": first}},
+        "train_before_test": {"t0": {"org/m0": second}},
     }
     wide, narrow = (build_scoreboard(e).standings[0].gain for e in (plain, stored))
-    differences = np.array([two[d] - one[d] for d in one])
+    differences = np.array([second[d] - first[d] for d in first])
     assert narrow.value == pytest.approx(wide.value)
     assert narrow.high - narrow.value == pytest.approx(
         1.959964 * differences.std(ddof=1) / math.sqrt(n), rel=1e-5
     )
     assert narrow.high - narrow.low < 0.7 * (wide.high - wide.low)
     stored.__dict__["outcomes"]["direct"]["t0"]["org/m0"] = dict.fromkeys(
-        one, 1.0
+        first, 1.0
     )  # f1, say: not the items' mean
     assert build_scoreboard(stored).standings[0].gain == wide
 
@@ -149,7 +154,7 @@ def test_texts_alone_are_ranked_by_bits():
 def test_one_model_has_scores_and_no_rank():
     board = build_scoreboard(both(SPREAD[:1] - 0.2, SPREAD[:1]))
     (table,) = board.tables()
-    assert table.columns == ("model", "direct", "train-before-test", "gain")
+    assert table.columns == ("model", "before fine-tuning", "after fine-tuning", "gain")
     assert board.certainty() == []
 
 
@@ -162,7 +167,7 @@ def test_models_that_tie_are_said_to():
 
 def test_scores_without_errors_have_no_interval():
     board = build_scoreboard(both(SPREAD - 0.2, SPREAD, stderr=np.nan))
-    assert board.tables()[0].rows[0] == ("1", "m0", "0.550", "0.750", "+0.200")
+    assert board.tables()[0].rows[0] == ("1", "m0", "1.46", "0.550", "0.750", "+0.200")
     assert board.missing is None
     assert "sure" not in board.headline()
     assert "no standard errors" in board.certainty()[0]
@@ -184,7 +189,7 @@ def test_as_many_documents_as_it_says_find_the_difference_four_times_in_five():
     drawn = stream.binomial(size, p, size=(4000, 2)) / size
     z = (drawn[:, 0] - drawn[:, 1]) / np.sqrt((drawn * (1 - drawn)).sum(axis=1) / size)
     assert np.mean(z > norm.ppf(0.975)) == pytest.approx(0.8, abs=0.03)
-    assert f"about {missing.documents:,} more test examples would" in board.certainty()[-1]
+    assert f"it takes about {missing.documents:,} more test examples" in board.certainty()[-1]
     assert "other tasks" not in " ".join(board.certainty())
 
 
@@ -195,23 +200,23 @@ def test_where_tasks_disagree_documents_alone_would_not_do():
     board = build_scoreboard(Evidence.of(matrix(values, stderr=0.001)))
     assert board.missing.times == math.inf
     assert board.missing.documents is None
-    assert "If that is so, more test examples will not separate them" in board.certainty()[-1]
+    assert "More test examples would not separate them" in board.certainty()[-1]
     assert (
-        "On these 5 tasks m0 scores 0.004 more than m1 (95 % interval by test noise alone 0.003 to 0.005)."
+        "On these 5 tasks m0 scores 0.4 points more than m1 (95 % interval by test noise alone 0.3 to 0.5)."
         in board.certainty()
     )
 
 
 def test_more_documents_are_asked_for_the_closer_two_models_are():
     def asked(gap):
-        given = matrix([[0.5 + gap], [0.5]], stderr=0.05)
+        two_models = matrix([[0.5 + gap], [0.5]], stderr=0.05)
         return estimate_missing_evidence(
-            decide_ranking(given), given, None, {"t0": 100.0}, "org/m0", "org/m1"
+            decide_ranking(two_models), two_models, None, {"t0": 100.0}, "org/m0", "org/m1"
         )
 
     counts = [asked(gap).documents for gap in (0.1, 0.05, 0.02)]
     assert counts == sorted(counts)
-    assert "score alike" in missing_sentence(asked(0.0))
+    assert "differ as little as measured" in missing_sentence(asked(0.0))
 
 
 # --- what is not worth showing ---
@@ -231,8 +236,8 @@ def test_tables_of_dashes_and_pictures_of_one_number_say_nothing():
 
 
 def test_the_summary_of_one_task_has_no_dashes():
-    found = find_rankings(both(SPREAD[:, :1] - 0.2, SPREAD[:, :1]))
-    cells = [cell for table in summarize_rankings(found) for row in table.rows for cell in row]
+    rankings = find_rankings(both(SPREAD[:, :1] - 0.2, SPREAD[:, :1]))
+    cells = [cell for table in summarize_rankings(rankings) for row in table.rows for cell in row]
     assert cells
     assert None not in cells
 
@@ -243,11 +248,29 @@ def test_seeds_count_in_gains_that_are_paired_by_documents():
     width = {}
     for seeds in ((0.2, 0.5, 0.8), (0.5, 0.5, 0.5)):
         cells = {("m", "t"): Score(0.5, 0.1, 40, Metric.of("acc"), seeds=seeds)}
-        direct, tuned = (ScoreMatrix.of_cells(p, cells) for p in ("direct", "train_before_test"))
+        direct, tuned = (ScoreMatrix.from_cells(p, cells) for p in ("direct", "train_before_test"))
         scores_before = ScoresWithItems(direct, before)
         scores_after = ScoresWithItems(tuned, after)
         gain = measure_gains(scores_before, scores_after, ["m"], ["t"], np.ones(1), 0.95)["m"]
         width[seeds] = gain.high - gain.low
     assert width[0.2, 0.5, 0.8] ** 2 - width[0.5, 0.5, 0.5] ** 2 == pytest.approx(
         2 * (2 * 1.96) ** 2 * 0.03, rel=1e-3
+    )
+
+
+def test_differences_of_shares_are_told_in_points_and_others_as_they_are():
+    values = np.array([[0.7, 0.6, 0.5], [0.6, 0.5, 0.4]])
+    board = build_scoreboard(Evidence.of(matrix(values, stderr=0.01)))
+    assert any("m0 scores 10.0 points more than m1" in text for text in board.certainty())
+    lead = Lead(
+        first="a",
+        second="b",
+        tasks=1,
+        difference=Interval.around(1.5, 0.5),
+        tasks_ahead=1,
+        chance=1.0,
+        generalizes=False,
+    )
+    assert lead_sentence(lead) == (
+        "On this task a scores 1.500 more than b (95 % interval by test noise alone 1.000 to 2.000)."
     )

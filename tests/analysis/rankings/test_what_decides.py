@@ -11,11 +11,11 @@ from potentia.values.findings import short_names
 from potentia.values.scores import ScoreMatrix
 
 
-def matrix(values, tasks=None, **more) -> ScoreMatrix:
+def matrix(values, tasks=None, **settings) -> ScoreMatrix:
     values = np.asarray(values, dtype=float)
     models = [f"m{k}" for k in range(values.shape[0])]
     return ScoreMatrix.build(
-        models, tasks or [f"t{k}" for k in range(values.shape[1])], values, **more
+        models, tasks or [f"t{k}" for k in range(values.shape[1])], values, **settings
     )
 
 
@@ -32,13 +32,13 @@ def leader(rng: np.random.Generator, models: int, tasks: int, lead: float, weak:
 
 def test_the_best_is_called_so_as_often_as_paired_tests_allow() -> None:
     """Shrunk draws of P(first) said it in a quarter of the studies in which the leader beats every other."""
-    said = [
+    claims = [
         decide_ranking(leader(np.random.default_rng(seed), 10, 12, 0.08), draw_count=1000)
         for seed in range(60)
     ]
-    assert sum(ranking.is_first_certain and ranking.first == "m0" for ranking in said) >= 30
-    assert sum(ranking.is_first_certain and ranking.first != "m0" for ranking in said) == 0
-    assert sum(float(ranking.p_first.max()) >= 0.975 for ranking in said) <= 24
+    assert sum(ranking.is_first_certain and ranking.first == "m0" for ranking in claims) >= 30
+    assert sum(ranking.is_first_certain and ranking.first != "m0" for ranking in claims) == 0
+    assert sum(float(ranking.p_first.max()) >= 0.975 for ranking in claims) <= 24
 
 
 def test_a_weak_model_takes_no_claim_away() -> None:
@@ -79,8 +79,8 @@ def test_scores_without_error_are_named_where_tasks_are_few() -> None:
     values = np.linspace(0.8, 0.3, 6)[:, None] + np.zeros((6, 2))
     errors = np.full(values.shape, 0.01)
     errors[3, 1] = np.nan
-    said = " ".join(build_scoreboard(Evidence.of(matrix(values, stderr=errors))).certainty())
-    assert "1 of 12 scores has no standard error (m3 on t1)" in said
+    text = " ".join(build_scoreboard(Evidence.of(matrix(values, stderr=errors))).certainty())
+    assert "1 of 12 scores has no standard error (m3 on t1)" in text
 
 
 def test_mean_z_scores_are_centred() -> None:
@@ -129,6 +129,10 @@ def test_parts_without_a_common_task_are_ranked_side_by_side() -> None:
     assert "m0 is the best of 3 models" in headline
     assert "m6 is the best of 4 models" in headline
     assert len(board.tables()) == 2
+    strong_part, weak_part = headline.split("m6 is the best")
+    assert "other tasks like these" in strong_part
+    assert "other tasks like these" not in weak_part  # it has one task
+    assert "other tasks like these" not in " ".join(board.certainty())
 
 
 def test_a_partial_row_says_of_how_many_tasks_it_is() -> None:
@@ -148,7 +152,7 @@ def test_luck_on_single_tasks_is_no_lead_on_different_tasks() -> None:
     rng = np.random.default_rng(5)
     values = 0.5 + 0.01 * rng.normal(size=(2, 24))
     board = build_scoreboard(Evidence.of(matrix(values, stderr=np.full(values.shape, 0.01))))
-    assert "lead on different tasks" not in " ".join(board.certainty())
+    assert "each win some tasks" not in " ".join(board.certainty())
 
 
 def test_names_that_stand_twice_stay_distinct() -> None:

@@ -36,9 +36,9 @@ def by_pairs(method, x, y):
         warnings.simplefilter("ignore")
         for i in range(x.shape[1]):
             for j in range(y.shape[1]):
-                both = np.isfinite(x[:, i]) & np.isfinite(y[:, j])
-                if both.sum() > 1:
-                    result[i, j] = SCIPY[method](x[both, i], y[both, j]).statistic
+                has_both = np.isfinite(x[:, i]) & np.isfinite(y[:, j])
+                if has_both.sum() > 1:
+                    result[i, j] = SCIPY[method](x[has_both, i], y[has_both, j]).statistic
     return result
 
 
@@ -93,17 +93,17 @@ def test_blocks_do_not_change_the_result(monkeypatch):
     rng = np.random.default_rng(2)
     x = rng.normal(size=(40, 6)).round(1)
     draws = rng.multinomial(40, [1 / 40] * 40, size=7)
-    whole = kendall_matrix(x, weights=draws)
+    in_one_block = kendall_matrix(x, weights=draws)
     at_once = kendall_matrix(x)
     monkeypatch.setattr(module, "_SIGN_BLOCK", 500)
     monkeypatch.setattr(module, "_PAIR_BLOCK", 50)
-    np.testing.assert_array_equal(kendall_matrix(x, weights=draws), whole)
+    np.testing.assert_array_equal(kendall_matrix(x, weights=draws), in_one_block)
     np.testing.assert_array_equal(kendall_matrix(x), at_once)
 
 
-def every_difference(x, **how):
+def every_difference(x, **options):
     """Tau-b of tests that find every difference: the scores' own."""
-    return kendall_of_significant_differences(x, np.where(np.isnan(x), np.nan, 0.0), 0.0, **how)
+    return kendall_of_significant_differences(x, np.where(np.isnan(x), np.nan, 0.0), 0.0, **options)
 
 
 def test_tau_of_tests_that_find_every_difference_is_tau_of_the_scores():
@@ -208,16 +208,16 @@ def test_many_models_are_resampled_to_first_order(monkeypatch: pytest.MonkeyPatc
     )
     for ask in asks:
         monkeypatch.setattr(module, "FIRST_ORDER", 1_000)
-        whole = ask()
+        by_all_models = ask()
         kendall_matrix.forget(), kendall_of_significant_differences.forget()
         monkeypatch.undo()
         first = ask()
         kendall_matrix.forget(), kendall_of_significant_differences.forget()
-        assert first.shape == whole.shape
-        assert not np.array_equal(first, whole)
-        assert np.abs(first - whole).max() < 0.04
-        assert first.std(axis=0) == pytest.approx(whole.std(axis=0), rel=0.1, abs=1e-3)
-        assert first.mean(axis=0) == pytest.approx(whole.mean(axis=0), abs=0.002)
+        assert first.shape == by_all_models.shape
+        assert not np.array_equal(first, by_all_models)
+        assert np.abs(first - by_all_models).max() < 0.04
+        assert first.std(axis=0) == pytest.approx(by_all_models.std(axis=0), rel=0.1, abs=1e-3)
+        assert first.mean(axis=0) == pytest.approx(by_all_models.mean(axis=0), abs=0.002)
     assert kendall_matrix(x, weights=np.ones(models)) == pytest.approx(kendall_matrix(x), abs=1e-6)
 
 

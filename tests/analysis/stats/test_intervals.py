@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 from scipy.stats import binomtest
@@ -39,6 +40,16 @@ def test_a_score_of_zero_has_an_interval() -> None:
     interval = score_interval(0.0, 0.0, examples=200, is_share=True)
     assert interval.low == 0.0
     assert interval.high == pytest.approx(0.0188, abs=1e-4)
+
+
+def test_examples_that_all_have_one_value_have_an_interval() -> None:
+    values = [0.1 + 0.2] * 40
+    rounding = statistics.fmean((value - statistics.fmean(values)) ** 2 for value in values)
+    for error in (0.0, 8e-18, rounding):
+        interval = interval_of_score(Score(0.3, error, 40, Metric.of("token_f1")))
+        assert interval.low == pytest.approx(0.18, abs=0.02)
+        assert interval.high == pytest.approx(0.45, abs=0.02)
+        assert Score(0.3, error, 40, Metric.of("token_f1")).stderr == 0.0
 
 
 def test_inside_the_interval_is_nearly_the_normal_one() -> None:

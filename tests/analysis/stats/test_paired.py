@@ -41,10 +41,14 @@ def test_all_pairs_equal_statsmodels():
 
 def test_shared_items_resolve_what_standard_errors_cannot():
     matrix, outcomes, _ = study()
-    found = measure_significance(matrix, outcomes)
-    assert (found.models, found.items, found.pairs) == (4, (300,), (6,))
-    assert found.by_items[0] > found.significant[0]
-    assert found.tables()[0].rows[0][-3:] == (300, found.by_items[0], found.item_discoveries[0])
+    significance = measure_significance(matrix, outcomes)
+    assert (significance.models, significance.items, significance.pairs) == (4, (300,), (6,))
+    assert significance.by_items[0] > significance.significant[0]
+    assert significance.tables()[0].rows[0][-3:] == (
+        300,
+        significance.by_items[0],
+        significance.item_discoveries[0],
+    )
 
 
 def test_only_the_documents_that_all_have():
@@ -58,10 +62,10 @@ def test_only_the_documents_that_all_have():
 def test_items_stand_for_scores_only_where_their_mean_is_the_score():
     matrix, outcomes, right = study()
     np.testing.assert_array_equal(outcome_tables(matrix, outcomes)["rte"], right)
-    other = ScoreMatrix.build(
+    score_matrix = ScoreMatrix.build(
         matrix.models, matrix.tasks, matrix.values + 0.1, stderr=matrix.stderr
     )
-    assert outcome_tables(other, outcomes) == {}
+    assert outcome_tables(score_matrix, outcomes) == {}
     matrix.values[0] = np.nan
     partial = outcome_tables(
         matrix, {"rte": {m: v for m, v in outcomes["rte"].items() if m != "m0"}}
@@ -72,7 +76,7 @@ def test_items_stand_for_scores_only_where_their_mean_is_the_score():
 
 def test_items_reach_the_findings():
     matrix, outcomes, _ = study()
-    found = analyze_scores(
+    scores = analyze_scores(
         {"direct": matrix}, Background(), RankingOptions(resamples=20), {"direct": outcomes}
     )
-    assert found.significance["direct"].by_items[0] > 0
+    assert scores.significance["direct"].by_items[0] > 0

@@ -17,6 +17,7 @@ from potentia.analysis.stats.significance import (
     count_significant_pairs,
     detectable_difference,
     mcnemar_p_value,
+    measure_significance,
     pair_p_values,
     pair_z_scores,
     significant_order,
@@ -63,12 +64,12 @@ def test_benjamini_hochberg_leaves_gaps_out():
 
 
 def test_z_test_is_the_two_sample_test():
-    found = matrix([[0.6], [0.5]], [[0.03], [0.04]])
+    result = matrix([[0.6], [0.5]], [[0.03], [0.04]])
     z = 0.1 / 0.05
-    assert pair_z_scores(found)[0, 0] == pytest.approx(z)
-    assert pair_p_values(found)[0, 0] == pytest.approx(2 * stats.norm.sf(z))
-    assert count_significant_pairs(found) == ((1,), (1,))
-    assert count_significant_pairs(found, level=0.99) == ((1,), (0,))
+    assert pair_z_scores(result)[0, 0] == pytest.approx(z)
+    assert pair_p_values(result)[0, 0] == pytest.approx(2 * stats.norm.sf(z))
+    assert count_significant_pairs(result) == ((1,), (1,))
+    assert count_significant_pairs(result, level=0.99) == ((1,), (0,))
 
 
 def test_lower_is_better_turns_the_sign():
@@ -78,13 +79,13 @@ def test_lower_is_better_turns_the_sign():
 
 
 def test_gaps_and_missing_errors_are_not_compared():
-    found = matrix(
+    result = matrix(
         [[0.6, 0.6], [np.nan, 0.1], [0.2, 0.2]], [[0.01, np.nan], [0.01, 0.01], [0.01, 0.01]]
     )
     np.testing.assert_array_equal(
-        np.isfinite(pair_z_scores(found)), [[False, False], [True, False], [False, True]]
+        np.isfinite(pair_z_scores(result)), [[False, False], [True, False], [False, True]]
     )
-    assert count_significant_pairs(found) == ((1, 1), (1, 1))
+    assert count_significant_pairs(result) == ((1, 1), (1, 1))
 
 
 def test_scores_without_error_differ_where_they_differ():
@@ -134,3 +135,15 @@ def test_detectable_difference_has_the_power_it_says():
     draws = rng.normal(smallest, stderr, 20_000) - rng.normal(0, stderr, 20_000)
     power = (np.abs(draws) > stats.norm.ppf(0.975) * stderr * np.sqrt(2)).mean()
     assert power == pytest.approx(0.8, abs=0.01)
+
+
+def test_the_note_on_mcnemar_promises_no_count():
+    """The note said that McNemar finds more, above a row in which it found fewer."""
+    rng = np.random.default_rng(0)
+    right = (rng.random((4, 200)) < np.array([[0.4], [0.5], [0.6], [0.7]])).astype(float)
+    errors = right.std(axis=1, ddof=1, keepdims=True) / np.sqrt(200)
+    outcomes = {f"m{row}": dict(enumerate(answers)) for row, answers in enumerate(right.tolist())}
+    scored = matrix(right.mean(axis=1, keepdims=True), errors)
+    table = measure_significance(scored, {"t0": outcomes}).tables()[0]
+    assert "exact test on the stored examples" in table.note
+    assert "finds more" not in table.note

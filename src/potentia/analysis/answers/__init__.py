@@ -3,8 +3,9 @@
 The commands and report sections are registered as those of a package from outside (``potentia.extensions``).
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from potentia.later import import_later
 
 if TYPE_CHECKING:
     from potentia.analysis.answers.find import AnswerFindings, find_answers
@@ -32,9 +33,4 @@ _MODULE_OF_NAME = {
     "find_pass_at_k": "pass_at_k",
 }
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULE_OF_NAME.get(name)
-    if module is None:
-        raise AttributeError(f"module 'potentia.analysis.answers' has no attribute {name!r}")
-    return getattr(import_module(f"potentia.analysis.answers.{module}"), name)
+__getattr__ = import_later(__name__, _MODULE_OF_NAME)

@@ -54,14 +54,14 @@ def analyze_answers(evidence: Evidence, options: NoOptions) -> AnalysisOutput:
     """
     from potentia.analysis.answers.find import find_answers
 
-    found = find_answers(evidence)
-    return AnalysisOutput(found.named(), found.sentences())
+    answers = find_answers(evidence)
+    return AnalysisOutput(answers.findings_by_name(), answers.sentences())
 
 
 def _list_sentences(finding: Finding) -> list[str]:
     """Return what a finding says of itself."""
-    say: Callable[[], list[str]] = getattr(finding, "sentences", list)
-    return say()
+    write_sentences: Callable[[], list[str]] = getattr(finding, "sentences", list)
+    return write_sentences()
 
 
 ANSWERS_ANALYSIS = AnalysisCommand(analyze_answers, NoOptions, needs_store=True)

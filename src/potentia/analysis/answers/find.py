@@ -51,6 +51,6 @@ def find_answers(evidence: Evidence) -> AnswerFindings:
     except InputError as error:
         problems.append(error)
     findings = AnswerFindings(answer_bits, blind, pass_at_k)
-    if not findings.named():
+    if not findings.findings_by_name():
         raise problems[0]
     return findings

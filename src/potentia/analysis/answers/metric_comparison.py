@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.stats import norm
+from scipy.stats import t as student_t
 
 from potentia.analysis.checkpoints import Checkpoint, find_checkpoints, group_by_series
 from potentia.analysis.stats import measure_signal_to_noise
 from potentia.analysis.stats.bootstrap import kendall_by_row
-from potentia.analysis.stats.cluster_errors import covariance_of_means
 from potentia.analysis.stats.signal import LAST_CHECKPOINTS, LEAST_CHECKPOINTS
 from potentia.analysis.stats.significance import align_outcomes
 from potentia.errors import InputError
 from potentia.evidence import read_by_metric
-from potentia.facts import known_chance
+from potentia.facts import find_chance_score
 from potentia.values.answer_bits import ANSWER_BITS
+from potentia.values.clusters import LEAST_CLUSTERS, clustered_covariance, degrees_of_freedom
 from potentia.values.findings import Bars, Chart, Finding, Table
 from potentia.values.protocol import Protocol
-from potentia.values.scores import Floats, ScoreMatrix, clusters_of_task
+from potentia.values.scores import Floats, ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
@@ -65,23 +65,23 @@ class MetricComparison(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per protocol and task."""
-        columns = (
+        column_names = (
             "protocol",
             "task",
             "models",
-            "τ of the two orders",
-            "models at a guess",
+            "τ between the two rankings",
+            "models that only guess",
             "pairs that differ (accuracy)",
             "pairs that differ (bits per byte)",
             "signal/noise (accuracy)",
             "signal/noise (bits per byte)",
         )
-        rows = []
+        table_rows = []
         for row in self.tasks:
             shares = (row.separated_by_main, row.separated_by_bits)
             signals = (row.signal_of_main, row.signal_of_bits)
             names = (row.protocol.label, row.task, row.models, row.tau, row.at_guess)
-            rows.append((*names, *shares, *signals))
+            table_rows.append((*names, *shares, *signals))
         note = (
             "Bits per byte: −log₂ of the probability of the right answer, per byte of its text; fewer are better. "
             f"Pairs differ at the {SIGNIFICANT:.0%} level, by a paired test on the same examples."
@@ -91,16 +91,19 @@ class MetricComparison(Finding):
                 " Signal/noise: spread of the models over that of the last checkpoints of a run"
                 f" ({self.checkpoints} checkpoints)."
             )
-        return [Table("Accuracy and bits per byte of the right answer", columns, rows, note)]
+        return [
+            Table("Accuracy and bits per byte of the right answer", column_names, table_rows, note)
+        ]
 
     def charts(self) -> Sequence[Chart]:
         """Return the share of pairs that each metric separates, for every protocol."""
         charts = []
         for protocol in dict.fromkeys(row.protocol for row in self.tasks):
             rows = [row for row in self.tasks if row.protocol == protocol]
+            title = f"Model pairs that differ significantly ({protocol.label})"
             chart = Bars(
                 f"answer-bits-{protocol}",
-                f"Model pairs that differ significantly ({protocol.label})",
+                title,
                 "The same results by accuracy and by the bits per byte of the right answer.",
                 [row.task for row in rows],
                 {
@@ -128,20 +131,19 @@ def _describe_protocol(protocol: Protocol, rows: Sequence[TaskMetrics]) -> list[
     by_main = _mean_of_known([row.separated_by_main for row in rows])
     by_bits = _mean_of_known([row.separated_by_bits for row in rows])
     if math.isfinite(by_main) and math.isfinite(by_bits):
-        more = "Bits per byte separate more model pairs"
+        comparison = "Bits per byte separate more model pairs"
         if by_bits < by_main - FEW_POINTS:
-            more = "Accuracy separates more model pairs"
+            comparison = "Accuracy separates more model pairs"
         elif by_bits <= by_main + FEW_POINTS:
-            more = "Both metrics separate about as many model pairs"
+            comparison = "Both metrics separate about as many model pairs"
         sentences.append(
-            f"{more} ({protocol.label}): {by_bits:.0%} by bits per byte, {by_main:.0%} by accuracy, "
+            f"{comparison} ({protocol.label}): {by_bits:.0%} by bits per byte, {by_main:.0%} by accuracy, "
             f"on average over {len(rows)} tasks."
         )
-    compared = [
-        row
-        for row in rows
-        if math.isfinite(row.signal_of_main) and math.isfinite(row.signal_of_bits)
-    ]
+    compared = []
+    for row in rows:
+        if math.isfinite(row.signal_of_main) and math.isfinite(row.signal_of_bits):
+            compared.append(row)
     if compared:
         lower = [row.task for row in compared if row.signal_of_bits <= row.signal_of_main]
         count = len(compared) - len(lower)
@@ -168,24 +170,29 @@ def find_metric_comparison(evidence: Evidence) -> MetricComparison:
         checkpoints = find_checkpoints(evidence)
     tasks: list[TaskMetrics] = []
     noise_checkpoints = 0
-    for protocol, bits in by_bits.scores.items():
+    for protocol, bits_per_byte in by_bits.scores.items():
         if protocol.step is not None:
             continue
         main = evidence.scores[protocol].benchmarks()
-        models = [model for model in bits.models if model in main.models]
+        models = [model for model in bits_per_byte.models if model in main.models]
         runs = _find_last_checkpoints(models, checkpoints)
-        noise_checkpoints = max(noise_checkpoints, sum(len(run) for run in runs))
-        for task in bits.tasks:
+        noise_checkpoints = max(
+            noise_checkpoints, sum(len(run_checkpoints) for run_checkpoints in runs)
+        )
+        for task in bits_per_byte.tasks:
             if task not in main.tasks:
                 continue
+            main_items = evidence.outcomes.get(protocol, {}).get(task, {})
+            bits_items = by_bits.outcomes.get(protocol, {}).get(task, {})
+            chance = find_chance_score(
+                task, main.metrics[main.tasks.index(task)], evidence.background.chance
+            )
             row = compare_metrics(
                 main.select(models=models, tasks=[task]),
-                bits.select(models=models, tasks=[task]),
-                main_items=evidence.outcomes.get(protocol, {}).get(task, {}),
-                bits_items=by_bits.outcomes.get(protocol, {}).get(task, {}),
-                chance=known_chance(
-                    task, main.metrics[main.tasks.index(task)], evidence.background.chance
-                ),
+                bits_per_byte.select(models=models, tasks=[task]),
+                main_items=main_items,
+                bits_items=bits_items,
+                chance=chance,
                 last_checkpoints=runs,
                 earlier_checkpoints=_find_earlier_checkpoints(models, checkpoints),
             )
@@ -204,12 +211,12 @@ def _find_last_checkpoints(
 ) -> list[list[str]]:
     """Return the last checkpoints of every run that has enough of them."""
     scored = {model: checkpoints[model] for model in models if model in checkpoints}
-    runs = []
+    last_of_runs = []
     for steps in group_by_series(scored).values():
-        last = list(steps)[-LAST_CHECKPOINTS:]
-        if len(last) >= LEAST_CHECKPOINTS:
-            runs.append(last)
-    return runs
+        last_checkpoints = list(steps)[-LAST_CHECKPOINTS:]
+        if len(last_checkpoints) >= LEAST_CHECKPOINTS:
+            last_of_runs.append(last_checkpoints)
+    return last_of_runs
 
 
 def _find_earlier_checkpoints(
@@ -225,7 +232,7 @@ def _find_earlier_checkpoints(
 
 def compare_metrics(
     main: ScoreMatrix,
-    bits: ScoreMatrix,
+    bits_per_byte: ScoreMatrix,
     *,
     main_items: Mapping[str, Mapping[int, float]],
     bits_items: Mapping[str, Mapping[int, float]],
@@ -235,29 +242,34 @@ def compare_metrics(
 ) -> TaskMetrics | None:
     """Compare two metrics of one task, each a matrix of one column; None where fewer than three models have both."""
     main_scores = main.oriented()[:, 0]
-    bits_scores = bits.oriented()[:, 0]
+    bits_scores = bits_per_byte.oriented()[:, 0]
     has_both = np.isfinite(main_scores) & np.isfinite(bits_scores)
     if has_both.sum() < MIN_MODELS:
         return None
     models = [model for model, scored in zip(main.models, has_both, strict=True) if scored]
     row_of_model = {model: row for row, model in enumerate(main.models)}
     finals = [row_of_model[model] for model in models if model not in earlier_checkpoints]
-    runs = [[row_of_model[model] for model in run if model in models] for run in last_checkpoints]
+    runs = []
+    for checkpoints_of_run in last_checkpoints:
+        runs.append([row_of_model[model] for model in checkpoints_of_run if model in models])
     at_guess = 0
     if chance is not None and main.higher_is_better[0]:
         limit = chance + 2 * main.stderr[has_both, 0]
         at_guess = int((main.values[has_both, 0] <= limit).sum())
+    main_metric = main.metrics[0].name
+    signal_of_main = _measure_signal(main.values[:, 0], finals, runs)
+    signal_of_bits = _measure_signal(bits_per_byte.values[:, 0], finals, runs)
     return TaskMetrics(
         protocol=main.protocol,
         task=main.tasks[0],
-        main_metric=main.metrics[0].name,
+        main_metric=main_metric,
         models=len(models),
         tau=float(kendall_by_row(main_scores[has_both], bits_scores[has_both])),
         at_guess=at_guess,
         separated_by_main=measure_separated_share(models, main_items),
         separated_by_bits=measure_separated_share(models, bits_items),
-        signal_of_main=_measure_signal(main.values[:, 0], finals, runs),
-        signal_of_bits=_measure_signal(bits.values[:, 0], finals, runs),
+        signal_of_main=signal_of_main,
+        signal_of_bits=signal_of_bits,
     )
 
 
@@ -265,7 +277,7 @@ def _measure_signal(values: Floats, finals: Sequence[int], runs: Sequence[Sequen
     """Return the signal-to-noise ratio of one metric; NaN without a run of enough checkpoints."""
     if len(finals) < 2 or not runs:
         return math.nan
-    return measure_signal_to_noise(values[finals], [values[run] for run in runs]).ratio
+    return measure_signal_to_noise(values[finals], [values[run_rows] for run_rows in runs]).ratio
 
 
 def measure_separated_share(
@@ -274,16 +286,19 @@ def measure_separated_share(
     """Return the share of model pairs whose mean differs significantly, paired by example; NaN without examples."""
     aligned = align_outcomes(models, items)
     values = aligned.values
-    if len(values) < 2 or values.shape[1] < 2:
+    clusters = aligned.clusters
+    if len(values) < 2 or clusters.count < LEAST_CLUSTERS:
         return math.nan
-    clusters = clusters_of_task(items)
-    labels = [clusters.get(example, "") for example in aligned.documents]
-    covariance = covariance_of_means(values, labels)
+    covariance = clustered_covariance(values, clusters)
     variances = np.diag(covariance)
-    first, second = np.triu_indices(len(values), 1)
-    variance_of_difference = variances[first] + variances[second] - 2 * covariance[first, second]
+    first_of_pair, second_of_pair = np.triu_indices(len(values), 1)
+    variance_of_difference = (
+        variances[first_of_pair]
+        + variances[second_of_pair]
+        - 2 * covariance[first_of_pair, second_of_pair]
+    )
     errors = np.sqrt(np.maximum(variance_of_difference, 0.0))
     means = values.mean(axis=1)
-    gaps = np.abs(means[first] - means[second])
-    limit = float(norm.ppf(1 - SIGNIFICANT / 2))
-    return float((gaps > limit * errors).mean())
+    score_gaps = np.abs(means[first_of_pair] - means[second_of_pair])
+    limit = float(student_t.ppf(1 - SIGNIFICANT / 2, max(degrees_of_freedom(clusters), 1.0)))
+    return float((score_gaps > limit * errors).mean())

@@ -16,7 +16,7 @@ from potentia.analysis.stats.intervals import score_interval
 from potentia.errors import InputError
 from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Points, Table
 from potentia.values.protocol import Protocol
-from potentia.values.sampling import sampling_error
+from potentia.values.sampling import estimate_sampling_error
 from potentia.values.scores import ItemOutcome, Score
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class PassAtKFinding(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per protocol, task and model, with every k."""
-        columns = (
+        column_names = (
             "protocol",
             "task",
             "model",
@@ -76,13 +76,13 @@ class PassAtKFinding(Finding):
             "samples",
             "temperature",
         )
-        rows = []
+        table_rows = []
         for curve in _group_curves(self.rows):
             first = curve[0]
             by_k = {row.k: row.describe() for row in curve}
             names = (first.protocol.label, first.task, first.model, first.greedy)
             values = [by_k.get(k) for k in self.ks]
-            rows.append((*names, *values, first.samples, first.temperature))
+            table_rows.append((*names, *values, first.samples, first.temperature))
         note = (
             "Unbiased estimates from all samples of a problem, with 95 % intervals over problems. Of the standard "
             f"error of pass@{self.ks[0]}, {self._describe_sampling_part()} is due to the samples, and more samples "
@@ -90,15 +90,15 @@ class PassAtKFinding(Finding):
         )
         if math.isfinite(self.writing_share):
             note += f" {self.writing_share:.0%} of all written test answers were samples."
-        return [Table("One of k sampled answers is right", columns, rows, note)]
+        return [Table("One of k sampled answers is right", column_names, table_rows, note)]
 
     def _describe_sampling_part(self) -> str:
         """Return which share of the variance of the first k is due to the samples, as mean over the results."""
-        shares = [
-            (row.sampling_error / row.stderr) ** 2
-            for row in self.rows
-            if row.k == self.ks[0] and row.stderr > 0 and math.isfinite(row.sampling_error)
-        ]
+        shares = []
+        for row in self.rows:
+            is_measured = row.stderr > 0 and math.isfinite(row.sampling_error)
+            if row.k == self.ks[0] and is_measured:
+                shares.append((row.sampling_error / row.stderr) ** 2)
         return f"{math.sqrt(min(1.0, _mean(shares))):.0%}" if shares else "an unknown part"
 
     def charts(self) -> Sequence[Chart]:
@@ -109,19 +109,20 @@ class PassAtKFinding(Finding):
             lines = []
             points = []
             models = list(dict.fromkeys(row.model for row in task_rows))
-            last = task_rows[-1].protocol
+            last_protocol = task_rows[-1].protocol
             for curve in _group_curves(task_rows):
                 first = curve[0]
-                name = f"{first.model}, {first.protocol.label}"
+                curve_name = f"{first.model}, {first.protocol.label}"
                 x = [row.k for row in curve]
                 y = [row.value for row in curve]
-                lines.append(Line(name, x, y, dashed=first.protocol != last))
-                points.append(Points(name, x, y, hue=models.index(first.model)))
+                lines.append(Line(curve_name, x, y, dashed=first.protocol != last_protocol))
+                points.append(Points(curve_name, x, y, hue=models.index(first.model)))
             charts.append(
                 Plot(
                     f"pass-at-k-{task}",
                     f"pass@k on {task}",
-                    f"The probability that one of k samples is right; dashed: not {last.label}.",
+                    "The probability that one of k samples is right; "
+                    f"solid lines: {last_protocol.label}.",
                     points=tuple(points),
                     lines=tuple(lines),
                     x_label="k",
@@ -141,10 +142,10 @@ class PassAtKFinding(Finding):
             at_low = _mean([row.value for row in rows if row.k == low])
             at_high = _mean([row.value for row in rows if row.k == high])
             models = len({row.model for row in rows})
-            few = "a single sample" if low == 1 else f"one of {low}"
+            fewer_samples = "a single sample" if low == 1 else f"one of {low}"
             sentences.append(
                 f"{task} ({protocol.label}): one of {high} samples is right for {at_high:.0%} of the problems, "
-                f"{few} for {at_low:.0%} (mean of {models} models)."
+                f"{fewer_samples} for {at_low:.0%} (mean of {models} models)."
             )
         if math.isfinite(self.writing_share):
             sentences.append(f"{self.writing_share:.0%} of all written test answers were samples.")
@@ -174,9 +175,9 @@ def find_pass_at_k(evidence: Evidence) -> PassAtKFinding:
         is_shown = protocol in evidence.scores and cell.model in evidence.scores[protocol].models
         if not scores or not is_shown:
             continue
-        items = [item for item in evidence.items(cell.key) if "samples" in item.detail]
+        items = [outcome for outcome in evidence.items(cell.key) if "samples" in outcome.detail]
         rows += _make_rows(protocol, cell, scores, items)
-        sampled += sum(len(item.detail["samples"]["right"]) for item in items)
+        sampled += sum(len(outcome.detail["samples"]["right"]) for outcome in items)
         written += len(items)
     if not rows:
         raise InputError(
@@ -190,9 +191,9 @@ def find_pass_at_k(evidence: Evidence) -> PassAtKFinding:
 def _read_pass_scores(cell: CellRecord) -> dict[int, Score]:
     """Return the scores of a result by k."""
     scores = {}
-    for name, score in cell.scores.items():
-        suffix = name.removeprefix(_PREFIX)
-        if name.startswith(_PREFIX) and suffix.isdecimal():
+    for metric_name, score in cell.scores.items():
+        suffix = metric_name.removeprefix(_PREFIX)
+        if metric_name.startswith(_PREFIX) and suffix.isdecimal():
             scores[int(suffix)] = score
     return dict(sorted(scores.items()))
 
@@ -203,7 +204,7 @@ def _make_rows(
     scores: dict[int, Score],
     items: Sequence[ItemOutcome],
 ) -> list[PassAtK]:
-    counts = [_count_right(item.detail["samples"]) for item in items]
+    counts = [_count_right(outcome.detail["samples"]) for outcome in items]
     temperature = math.nan
     samples = 0
     if items:
@@ -214,16 +215,16 @@ def _make_rows(
             protocol=protocol,
             task=cell.task,
             model=cell.model,
-            k=k,
+            k=sample_count,
             value=score.value,
             stderr=score.stderr,
-            sampling_error=sampling_error(counts, k),
+            sampling_error=estimate_sampling_error(counts, sample_count),
             problems=score.n,
             samples=samples,
             temperature=temperature,
             greedy=cell.scores[cell.metric].value,
         )
-        for k, score in scores.items()
+        for sample_count, score in scores.items()
     ]
 
 

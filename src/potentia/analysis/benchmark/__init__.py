@@ -8,9 +8,7 @@ from potentia.analysis.benchmark.blind_twins import (
     find_blind_twins,
 )
 from potentia.analysis.benchmark.classification import (
-    EMBEDDINGS,
-    MAJORITY,
-    TFIDF,
+    BaselineVerdict,
     Classification,
     find_classification,
 )

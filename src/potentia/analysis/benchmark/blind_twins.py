@@ -18,13 +18,18 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from potentia.analysis.stats.bootstrap import kendall_by_row
-from potentia.analysis.stats.cluster_errors import clustered_error
 from potentia.analysis.stats.significance import align_outcomes
 from potentia.errors import InputError
-from potentia.facts import known_chance
+from potentia.facts import find_chance_score
+from potentia.values.clusters import (
+    LEAST_CLUSTERS,
+    Clusters,
+    clustered_error,
+    degrees_of_freedom,
+)
 from potentia.values.findings import Bars, Chart, Finding, Table
 from potentia.values.protocol import Protocol, TaskName
-from potentia.values.scores import Floats, clusters_of_task
+from potentia.values.scores import Floats
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
@@ -65,10 +70,10 @@ class BlindTwin:
     @property
     def share_reached(self) -> float:
         """What blind models have beyond the baseline, over what sighted ones have; NaN where these have nothing."""
-        gain = self.mean_sighted - self.baseline
-        if gain <= 0:
+        sighted_gain = self.mean_sighted - self.baseline
+        if sighted_gain <= 0:
             return math.nan
-        return max(0.0, self.mean_blind - self.baseline) / gain
+        return max(0.0, self.mean_blind - self.baseline) / sighted_gain
 
     @property
     def gives_answers_away(self) -> bool:
@@ -96,7 +101,7 @@ class BlindTwin:
         scores = f"{self.mean_blind:.2f} blind, {self.mean_sighted:.2f} with the question"
         if not self.gives_answers_away:
             return (
-                f"{self.task}: nothing is learned of the answers alone "
+                f"{self.task}: nothing can be learned from the answers alone "
                 f"({scores}, {self.baseline:.2f} by guessing)."
             )
         share = ""
@@ -117,7 +122,7 @@ class BlindTwins(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per protocol and task, and the examples that blind models get right."""
-        columns = (
+        column_names = (
             "protocol",
             "task",
             "models",
@@ -130,12 +135,17 @@ class BlindTwins(Finding):
             "best",
             "best without blind",
         )
-        rows = []
-        for twin in self.twins:
-            means = (twin.mean_sighted, twin.mean_blind, twin.baseline, twin.share_reached)
-            order = (twin.tau_without_blind, twin.best, twin.best_without_blind)
-            names = (twin.protocol.label, twin.task, len(twin.models))
-            rows.append((*names, *means, twin.p_value, *order))
+        table_rows = []
+        for blind_twin in self.twins:
+            means = (
+                blind_twin.mean_sighted,
+                blind_twin.mean_blind,
+                blind_twin.baseline,
+                blind_twin.share_reached,
+            )
+            order = (blind_twin.tau_without_blind, blind_twin.best, blind_twin.best_without_blind)
+            names = (blind_twin.protocol.label, blind_twin.task, len(blind_twin.models))
+            table_rows.append((*names, *means, blind_twin.p_value, *order))
         note = (
             "guess: the better of a uniform guess and of always the most frequent answer. P: that blind models are no "
             "better than that, one-sided, over examples. τ without blind: agreement of the order of the models with "
@@ -143,7 +153,7 @@ class BlindTwins(Finding):
         )
         if math.isfinite(self.token_share):
             note += f" The blind twins took {self.token_share:.0%} of the training tokens."
-        tables = [Table("Scores without the question", columns, rows, note)]
+        tables = [Table("Scores without the question", column_names, table_rows, note)]
         example_rows = self._list_examples()
         if example_rows:
             example_note = (
@@ -161,27 +171,28 @@ class BlindTwins(Finding):
 
     def _list_examples(self) -> list[tuple[str, str, int, float]]:
         rows = []
-        for twin in self.twins:
-            if not twin.gives_answers_away:
+        for blind_twin in self.twins:
+            if not blind_twin.gives_answers_away:
                 continue
-            for example, share in twin.often_right[:LISTED_EXAMPLES]:
-                rows.append((twin.protocol.label, twin.task, example, share))
+            for example, share in blind_twin.often_right[:LISTED_EXAMPLES]:
+                rows.append((blind_twin.protocol.label, blind_twin.task, example, share))
         return rows
 
     def charts(self) -> Sequence[Chart]:
         """Return the scores with and without the question, for every protocol."""
         charts = []
-        for protocol in dict.fromkeys(twin.protocol for twin in self.twins):
-            twins = [twin for twin in self.twins if twin.protocol == protocol]
+        for protocol in dict.fromkeys(blind_twin.protocol for blind_twin in self.twins):
+            twins = [blind_twin for blind_twin in self.twins if blind_twin.protocol == protocol]
+            title = f"With and without the question ({protocol.label})"
             chart = Bars(
                 f"blind-{protocol}",
-                f"With and without the question ({protocol.label})",
+                title,
                 "Mean scores of the models, blind ones fine-tuned and tested without the question.",
-                [twin.task for twin in twins],
+                [blind_twin.task for blind_twin in twins],
                 {
-                    "with the question": [twin.mean_sighted for twin in twins],
-                    "blind": [twin.mean_blind for twin in twins],
-                    "guess": [twin.baseline for twin in twins],
+                    "with the question": [blind_twin.mean_sighted for blind_twin in twins],
+                    "blind": [blind_twin.mean_blind for blind_twin in twins],
+                    "guess": [blind_twin.baseline for blind_twin in twins],
                 },
                 y_label="score",
                 group="blind",
@@ -191,10 +202,10 @@ class BlindTwins(Finding):
 
     def sentences(self) -> list[str]:
         """Say of every task what is reached blind, those that give answers away first, and what the twins cost."""
-        last = self.twins[-1].protocol
-        twins = [twin for twin in self.twins if twin.protocol == last]
-        twins.sort(key=lambda twin: twin.p_value)
-        sentences = [f"{twin.describe()}" for twin in twins]
+        last_protocol = self.twins[-1].protocol
+        twins = [blind_twin for blind_twin in self.twins if blind_twin.protocol == last_protocol]
+        twins.sort(key=lambda blind_twin: blind_twin.p_value)
+        sentences = [f"{blind_twin.describe()}" for blind_twin in twins]
         if math.isfinite(self.token_share):
             sentences.append(f"Blind twins took {self.token_share:.0%} of the training tokens.")
         return sentences
@@ -204,11 +215,11 @@ def find_blind_twins(evidence: Evidence) -> BlindTwins:
     """Compare every task with its blind twin, by every protocol that has both."""
     twins = []
     for protocol, matrix in evidence.blind.items():
-        for name in matrix.tasks:
-            sighted = TaskName(name).sighted
-            twin = find_blind_twin(evidence, str(sighted), protocol)
-            if twin is not None:
-                twins.append(twin)
+        for task_name in matrix.tasks:
+            sighted = TaskName(task_name).sighted
+            blind_twin = find_blind_twin(evidence, str(sighted), protocol)
+            if blind_twin is not None:
+                twins.append(blind_twin)
     if not twins:
         raise InputError(
             f"no blind twins in {evidence.source}",
@@ -223,30 +234,31 @@ def find_blind_twin(evidence: Evidence, task: str, protocol: Protocol) -> BlindT
         return None
     blind = evidence.blind[protocol]
     sighted = evidence.scores[protocol]
-    names = [name for name in blind.tasks if TaskName(name).sighted == task]
-    if not names or task not in sighted.tasks:
+    blind_tasks = [blind_task for blind_task in blind.tasks if TaskName(blind_task).sighted == task]
+    if not blind_tasks or task not in sighted.tasks:
         return None
-    outcomes = evidence.blind_outcomes.get(protocol, {}).get(names[0], {})
+    outcomes = evidence.blind_outcomes.get(protocol, {}).get(blind_tasks[0], {})
     blind_scores = dict(
-        zip(blind.models, blind.values[:, blind.tasks.index(names[0])], strict=True)
+        zip(blind.models, blind.values[:, blind.tasks.index(blind_tasks[0])], strict=True)
     )
     column = sighted.tasks.index(task)
     scores = dict(zip(sighted.models, sighted.values[:, column], strict=True))
-    models = [
-        model
-        for model, score in blind_scores.items()
-        if math.isfinite(score) and math.isfinite(scores.get(model, math.nan))
-    ]
+    models = []
+    for model, blind_score in blind_scores.items():
+        sighted_score = scores.get(model, math.nan)
+        if math.isfinite(blind_score) and math.isfinite(sighted_score):
+            models.append(model)
     if not models or not outcomes:
         return None
-    chance = known_chance(task, sighted.metrics[column], evidence.background.chance)
+    chance = find_chance_score(task, sighted.metrics[column], evidence.background.chance)
+    right_answers = _read_right_answers(evidence, protocol, models[0], blind_tasks[0])
     return compare_blind(
         protocol,
         task,
         sighted={model: float(scores[model]) for model in models},
         blind={model: float(blind_scores[model]) for model in models},
         items=outcomes,
-        right_answers=_read_right_answers(evidence, protocol, models[0], names[0]),
+        right_answers=right_answers,
         chance=chance,
     )
 
@@ -256,7 +268,7 @@ def _read_right_answers(
 ) -> dict[int, str]:
     """Return the right answer of every stored example of one result."""
     items = evidence.items_of(protocol, model, task)
-    return {item.doc_id: item.gold for item in items}
+    return {outcome.doc_id: outcome.gold for outcome in items}
 
 
 def compare_blind(
@@ -273,14 +285,13 @@ def compare_blind(
     aligned = align_outcomes(list(blind), items)
     share_right = aligned.values.mean(axis=0)  # (examples,)
     baseline = _baseline_by_example(aligned.documents, right_answers, chance or 0.0)
-    clusters = clusters_of_task(items)
-    labels = [clusters.get(example, "") for example in aligned.documents]
     order = np.argsort(-share_right, kind="stable")
     often_right = [
         (aligned.documents[position], float(share_right[position]))
         for position in order
         if share_right[position] >= OFTEN_RIGHT
     ]
+    p_value = _test_above(share_right - baseline, aligned.clusters)
     return BlindTwin(
         protocol=protocol,
         task=task,
@@ -288,7 +299,7 @@ def compare_blind(
         sighted=tuple(sighted[model] for model in blind),
         blind=tuple(blind.values()),
         baseline=float(baseline.mean()) if len(baseline) else math.nan,
-        p_value=_test_above(share_right - baseline, labels),
+        p_value=p_value,
         examples=len(aligned.documents),
         often_right=tuple(often_right),
     )
@@ -307,16 +318,15 @@ def _baseline_by_example(
     return np.full(len(answers), chance)
 
 
-def _test_above(differences: Floats, clusters: Sequence[str]) -> float:
+def _test_above(differences: Floats, clusters: Clusters) -> float:
     """Return P, one-sided, that a mean over examples is no more than 0."""
-    mean = float(differences.mean()) if len(differences) else 0.0
-    stderr = clustered_error(differences, clusters)
-    if math.isnan(stderr):
+    if clusters.count < LEAST_CLUSTERS:
         return 1.0
+    mean = float(differences.mean())
+    stderr = clustered_error(differences, clusters)
     if stderr == 0:
         return 0.0 if mean > 0 else 1.0
-    freedom = len({label for label in clusters if label}) + list(clusters).count("") - 1
-    return float(student_t.sf(mean / stderr, freedom))
+    return float(student_t.sf(mean / stderr, degrees_of_freedom(clusters)))
 
 
 def _measure_token_share(evidence: Evidence) -> float:

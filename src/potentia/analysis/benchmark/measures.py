@@ -9,18 +9,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
+from itertools import compress, pairwise
 
 import numpy as np
-from numpy.random import Generator
 from scipy import stats
 
 from potentia.analysis.left_out import keep_names_in
-from potentia.analysis.stats.bootstrap import kendall_by_row
+from potentia.analysis.stats.bootstrap import Sampling, kendall_by_row
+from potentia.values.clusters import (
+    LEAST_CLUSTERS,
+    Clusters,
+    clustered_error,
+    degrees_of_freedom,
+)
 from potentia.values.findings import Interval
-from potentia.values.scores import Floats, ScoreMatrix
+from potentia.values.scores import ExampleText, Floats, ScoreMatrix
 
-RESAMPLES = 2_000
 RESOLUTION = 0.02  # a difference that a benchmark should find, with 80 % power
 POWER_FACTOR = (1.96 + 0.8416) ** 2  # of a two-sided test at 5 % with a power of 80 %
 FALSE_DISCOVERY_RATE = 0.1  # share of items listed as negative that may be fine
@@ -29,37 +33,59 @@ FALSE_DISCOVERY_RATE = 0.1  # share of items listed as negative that may be fine
 # --- resolution ------------------------------------------------------------------------------------------------------
 
 
-def estimate_documents_needed(answers: Floats) -> float:
+def estimate_documents_needed(answers: Floats, clusters: Clusters) -> float:
     """Return how many documents find a difference of ``RESOLUTION`` with 80 % power, by a paired test.
 
-    The variance is the median one of models that are neighbours in the ranking.
+    The variance is the median one of models that are neighbours in the ranking, with what shared passages add to it.
     """
+    documents = answers.shape[1]
     order = np.argsort(answers.mean(axis=1))
     variances = [
-        (answers[worse] - answers[better]).var(ddof=1) for worse, better in pairwise(order)
+        documents * clustered_error(answers[worse] - answers[better], clusters) ** 2
+        for worse, better in pairwise(order)
     ]
+    if not np.isfinite(variances).all():
+        return math.nan
     return float(math.ceil(POWER_FACTOR * float(np.median(variances)) / RESOLUTION**2))
 
 
-def measure_resolved_share(answers: Floats, scores: Floats, stderr: Floats) -> float:
-    """Return the share of model pairs that differ significantly (5 %), paired where there are items."""
-    first, second = np.triu_indices(len(scores), 1)
-    if answers.shape[1] >= 2:
+def measure_resolved_share(
+    answers: Floats,
+    clusters: Clusters,
+    scores: Floats,
+    stderr: Floats,
+    seed_errors: Floats,
+) -> float:
+    """Return the share of model pairs that differ significantly (5 %), paired where there are items.
+
+    ``seed_errors`` are the parts of the standard errors that are of the fine-tunings' seeds; 0 where not known.
+    """
+    first_of_pair, second_of_pair = np.triu_indices(len(scores), 1)
+    if clusters.count >= LEAST_CLUSTERS:
+        threshold = float(stats.t.ppf(0.975, max(degrees_of_freedom(clusters), 1.0)))
         differs = [
-            _differ_paired(answers[i] - answers[j]) for i, j in zip(first, second, strict=True)
+            _differ_paired(
+                answers[first_model] - answers[second_model],
+                clusters,
+                threshold,
+                math.hypot(seed_errors[first_model], seed_errors[second_model]),
+            )
+            for first_model, second_model in zip(first_of_pair, second_of_pair, strict=True)
         ]
         return float(np.mean(differs))
-    pair_stderr = np.hypot(stderr[first], stderr[second])
+    pair_stderr = np.hypot(stderr[first_of_pair], stderr[second_of_pair])
     is_known = np.isfinite(pair_stderr)
     if not is_known.any():
         return math.nan
-    is_apart = np.abs(scores[first] - scores[second]) > 1.96 * pair_stderr
+    is_apart = np.abs(scores[first_of_pair] - scores[second_of_pair]) > 1.96 * pair_stderr
     return float(np.mean(is_apart[is_known]))
 
 
-def _differ_paired(differences: Floats) -> bool:
-    stderr = differences.std(ddof=1) / math.sqrt(len(differences))
-    return bool(abs(differences.mean()) > 1.96 * stderr)
+def _differ_paired(
+    differences: Floats, clusters: Clusters, threshold: float, seed_error: float
+) -> bool:
+    stderr = math.hypot(clustered_error(differences, clusters), seed_error)
+    return bool(abs(differences.mean()) > threshold * stderr)
 
 
 # --- items to look at ------------------------------------------------------------------------------------------------
@@ -81,6 +107,7 @@ class SuspectItem:
     reason: SuspectReason
     right: float  # share of models that got it right
     discrimination: float  # correlation over models with the rest of the test
+    text: ExampleText | None = None  # its number and question, where a source has them
 
 
 def find_suspect_items(
@@ -117,12 +144,14 @@ def find_suspect_items(
 def _measure_discrimination(answers: Floats) -> Floats:
     """Return the correlation over models of each item with the rest of the test; 0 where one does not vary."""
     items = answers.shape[1]
-    rest = (answers.sum(axis=1, keepdims=True) - answers) / max(items - 1, 1)
+    score_without_item = (answers.sum(axis=1, keepdims=True) - answers) / max(items - 1, 1)
     item_deviation = answers - answers.mean(axis=0)
-    rest_deviation = rest - rest.mean(axis=0)
-    norm = np.sqrt((item_deviation**2).sum(axis=0) * (rest_deviation**2).sum(axis=0))
+    rest_deviation = score_without_item - score_without_item.mean(axis=0)
+    norm_product = np.sqrt((item_deviation**2).sum(axis=0) * (rest_deviation**2).sum(axis=0))
     covariance = (item_deviation * rest_deviation).sum(axis=0)
-    correlation: Floats = np.divide(covariance, norm, out=np.zeros(items), where=norm > 1e-12)
+    correlation: Floats = np.divide(
+        covariance, norm_product, out=np.zeros(items), where=norm_product > 1e-12
+    )
     return correlation
 
 
@@ -138,18 +167,19 @@ class TuningEffect:
 
 
 def measure_tuning_effect(
-    matrix: ScoreMatrix, direct: ScoreMatrix | None, task: str, rng: Generator
+    matrix: ScoreMatrix, direct: ScoreMatrix | None, task: str, sampling: Sampling
 ) -> TuningEffect:
-    """Return the mean gain by tuning over models drawn anew, and τ of the rankings before and after it."""
+    """Return the mean gain by tuning over families drawn anew, and τ of the rankings before and after it."""
     if direct is None:
         return TuningEffect(None, math.nan)
     models = keep_names_in(matrix.models, direct.models)
     after = matrix.select(models=models, tasks=[task]).oriented()[:, 0]
     before = direct.select(models=models, tasks=[task]).oriented()[:, 0]
-    gains = (after - before)[np.isfinite(after - before)]
+    has_both = np.isfinite(after - before)
+    gains = (after - before)[has_both]
     if len(gains) < 2:
         return TuningEffect(None, math.nan)
-    resampled = gains[rng.integers(len(gains), size=(RESAMPLES, len(gains)))]
-    low, high = np.percentile(resampled.mean(axis=1), [2.5, 97.5])
-    gain = Interval(float(gains.mean()), float(low), float(high))
-    return TuningEffect(gain, float(kendall_by_row(after, before)))
+    counts = sampling.draw_models(list(compress(models, has_both)))
+    drawn_means = (counts @ gains) / counts.sum(axis=1)
+    mean_gain = sampling.interval(float(gains.mean()), drawn_means)
+    return TuningEffect(mean_gain, float(kendall_by_row(after, before)))

@@ -58,12 +58,12 @@ def measure_task_signal(
     accuracy = math.nan
     if len(small) >= LEAST_FAMILIES:
         accuracy = measure_decision_accuracy(small, large)
-    runs = _last_scores_of_runs(matrix, scores)
-    if runs:
+    last_scores = _last_scores_of_runs(matrix, scores)
+    if last_scores:
         is_final = _mark_final_models(matrix)
         ratio = math.nan
         if is_final.sum() > 1:
-            ratio = measure_signal_to_noise(scores[is_final], runs).ratio
+            ratio = measure_signal_to_noise(scores[is_final], last_scores).ratio
         return TaskSignal(ratio, True, accuracy, len(small))
     return TaskSignal(_signal_over_test_noise(matrix, column), False, accuracy, len(small))
 
@@ -72,23 +72,23 @@ def _signal_over_test_noise(matrix: ScoreMatrix, column: int) -> float:
     """Return the spread of models over the standard error of a score, both over the mean score."""
     scores = matrix.values[:, column]
     stderr = matrix.stderr[:, column]
-    known = np.isfinite(scores) & np.isfinite(stderr)
-    mean = float(np.abs(scores[known]).mean()) if known.sum() > 1 else 0.0
-    noise = float(np.sqrt((stderr[known] ** 2).mean())) if known.any() else 0.0
+    is_measured = np.isfinite(scores) & np.isfinite(stderr)
+    mean = float(np.abs(scores[is_measured]).mean()) if is_measured.sum() > 1 else 0.0
+    noise = float(np.sqrt((stderr[is_measured] ** 2).mean())) if is_measured.any() else 0.0
     if mean == 0 or noise == 0:
         return math.nan
-    return measure_relative_dispersion(scores[known]) / (noise / mean)
+    return measure_relative_dispersion(scores[is_measured]) / (noise / mean)
 
 
 def _last_scores_of_runs(matrix: ScoreMatrix, scores: Floats) -> list[Floats]:
     """Return the scores of the last checkpoints of every run that has enough of them."""
     row_of_model = {model: row for row, model in enumerate(matrix.models)}
-    runs = []
+    last_scores = []
     for steps in group_by_series(named_checkpoints(matrix.models)).values():
         rows = [row_of_model[model] for model in steps][-LAST_CHECKPOINTS:]
         if len(rows) >= LEAST_CHECKPOINTS:
-            runs.append(scores[rows])
-    return runs
+            last_scores.append(scores[rows])
+    return last_scores
 
 
 def _mark_final_models(matrix: ScoreMatrix) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:

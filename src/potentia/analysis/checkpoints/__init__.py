@@ -1,15 +1,5 @@
 """Checkpoints of pretraining runs and versions of models: who comes from whom, and how a run grows."""
 
-from potentia.analysis.checkpoints.lineage import (
-    Checkpoint,
-    find_checkpoints,
-    find_instruct_versions,
-    group_by_series,
-    named_checkpoints,
-    pair_models,
-    read_checkpoints,
-    read_pairs,
-)
 from potentia.analysis.checkpoints.training_runs import (
     Training,
     TrainingRun,
@@ -21,4 +11,15 @@ from potentia.analysis.checkpoints.training_signal import (
     TrainingSignal,
     choose_average,
     find_training_signal,
+)
+from potentia.analysis.lineage import (
+    Checkpoint,
+    StepUnit,
+    find_checkpoints,
+    find_instruct_versions,
+    group_by_series,
+    named_checkpoints,
+    pair_models,
+    read_checkpoints,
+    read_pairs,
 )

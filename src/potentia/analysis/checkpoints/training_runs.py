@@ -1,34 +1,62 @@
 """Pretraining runs by their checkpoints: the mean score at every step, and from when on the order of the runs is final.
 
-A study of checkpoints asks how runs grow, not which of sixteen models is best. Scores are means over the tasks that
-every checkpoint has by every protocol, so that direct and tuned scores are of the same tests; intervals are of test
-noise. At a step each run stands where its latest checkpoint does. The order of the runs has settled at a step when it
-is the final one there and at every later step: a team that compares runs by a protocol may stop the others then.
+A study of checkpoints asks how runs grow, not which of sixteen models is best. Scores are means over the tasks of one
+scale that every checkpoint has by every protocol, so that direct and tuned scores are of the same tests; tasks of one
+benchmark count as one. Intervals are of test noise, and of paired differences where answers are stored: checkpoints
+of one run fail on the same examples. Which run ends best is decided as in every ranking
+(``rankings.decide``), on the last checkpoints. At a step each run stands where its latest checkpoint does. The order of
+the runs has settled at a step when it is the final one there and at every later step: a team that compares runs by a
+protocol may stop the others then.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import combinations, compress
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
+from scipy.stats import norm
 
-from potentia.analysis.checkpoints.lineage import Checkpoint, find_checkpoints, group_by_series
-from potentia.analysis.left_out import describe_left_out, drop_names_in, format_notes
+from potentia.analysis.left_out import (
+    NO_ENTRIES,
+    describe_left_out,
+    drop_names_in,
+    format_notes,
+)
+from potentia.analysis.lineage import (
+    SINGULAR_BY_UNIT,
+    Checkpoint,
+    StepUnit,
+    find_checkpoints,
+    group_by_series,
+)
+from potentia.analysis.rankings.decide import (
+    CLAIM_PROBABILITY,
+    Ranking,
+    decide_ranking,
+    select_tasks_of_one_scale,
+)
+from potentia.analysis.rankings.lead import ScoreGaps
+from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.bootstrap import kendall_by_row
-from potentia.analysis.wording import format_plus_minus
+from potentia.analysis.wording import capitalize_first, format_plus_minus
 from potentia.errors import InputError
 from potentia.values.findings import Chart, Finding, Line, Plot, Points, Table, short_names
 from potentia.values.protocol import Protocol
-from potentia.values.scores import Floats, ScoreMatrix
+from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
+ERROR_RATE = 0.05  # of what is said of all pairs of runs, or of all checkpoints of one
 Z_95 = 1.96  # half-width of a 95 % interval, in standard errors
+SAME_SCORE = 0.0005  # a smaller difference does not show in three digits
 MIN_CHECKPOINTS = 3  # of a series that has a course at all
+NO_ERRORS = "without standard errors nothing says whether that is more than test noise"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +68,8 @@ class TrainingRun:
     steps: Floats  # (checkpoints,)
     scores: Mapping[Protocol, Floats]
     errors: Mapping[Protocol, Floats]
+    # Standard errors of the difference of every checkpoint from the last, paired where answers are stored.
+    errors_to_last: Mapping[Protocol, Floats]
 
     def measure_tau(self, protocol: Protocol) -> float:
         """Return Kendall's tau between scores and steps: 1 where every later checkpoint scores higher."""
@@ -55,13 +85,22 @@ class TrainingRun:
 class Training(Finding):
     """Every run of a study of checkpoints, best at its end first."""
 
-    unit: str
-    tasks: tuple[str, ...]
+    unit: StepUnit
+    groups: TaskGroups  # of the tasks that scores are means over
     protocols: tuple[Protocol, ...]  # from the least to the most preparation
     main: Protocol
     runs: tuple[TrainingRun, ...]
+    ends: Ranking  # of the last checkpoints by the main protocol
+    # (runs, runs): standard errors of the differences of the last checkpoints, paired where answers are stored
+    end_errors: Mapping[Protocol, Floats]
     whole: bool  # every model with a score is a checkpoint of one of these runs
     left_out: tuple[str, ...] = ()
+    are_shares: bool = False  # whether the scores lie between 0 and 1
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that scores are means over."""
+        return self.groups.tasks
 
     @property
     def finals(self) -> tuple[str, ...]:
@@ -71,14 +110,14 @@ class Training(Finding):
     @property
     def names(self) -> dict[str, str]:
         """The runs by the short names that people read."""
-        series = [run.series for run in self.runs]
+        series = [training_run.series for training_run in self.runs]
         return dict(zip(series, short_names(series), strict=True))
 
     @property
     def tasks_phrase(self) -> str:
         """The tasks that scores are of, in words."""
         if len(self.tasks) > 1:
-            return f"over {len(self.tasks)} tasks"
+            return f"over {self.groups.describe_size()}"
         return f"on {self.tasks[0]}"
 
     @property
@@ -88,119 +127,189 @@ class Training(Finding):
         return f"{kind} {self.tasks_phrase}"
 
     def find_settled_step(self, protocol: Protocol) -> float | None:
-        """Return the step from which on the order of the runs is their final one; None where it is only at the end."""
+        """Return the step from which on the order of the runs is their final one; None where it is only at the end.
+
+        Pairs of runs that do not differ beyond test noise at the end have no order that could be final.
+        """
         steps = np.unique(np.concatenate([run.steps for run in self.runs]))
         first_common_step = max(run.steps[0] for run in self.runs)
         steps = steps[steps >= first_common_step]
         scores = np.array([self._scores_at_steps(run, protocol, steps) for run in self.runs])
-        first, second = np.triu_indices(len(self.runs), 1)
-        gaps = scores[first] - scores[second]  # (pairs, steps)
-        differs_from_end = (gaps * gaps[:, -1:] <= 0).any(axis=0)
+        first_of_pair, second_of_pair = np.triu_indices(len(self.runs), 1)
+        score_gaps = scores[first_of_pair] - scores[second_of_pair]  # (pairs, steps)
+        score_gaps = score_gaps[self._mark_separate_pairs(protocol)]
+        if not len(score_gaps):
+            return None
+        differs_from_end = (score_gaps * score_gaps[:, -1:] <= 0).any(axis=0)
         turned = np.flatnonzero(differs_from_end)
         settled = int(turned[-1]) + 1 if len(turned) else 0
         return float(steps[settled]) if settled < len(steps) - 1 else None
 
+    def count_separate_pairs(self, protocol: Protocol) -> int:
+        """Return how many pairs of runs differ beyond test noise at their last checkpoints."""
+        return int(self._mark_separate_pairs(protocol).sum())
+
+    def _mark_separate_pairs(self, protocol: Protocol) -> npt.NDArray[np.bool_]:
+        """Return which pairs of runs differ beyond test noise at the end (Bonferroni); all where no error is known."""
+        first_of_pair, second_of_pair = np.triu_indices(len(self.runs), 1)
+        scores = np.array([run.scores[protocol][-1] for run in self.runs])
+        score_gaps = np.abs(scores[first_of_pair] - scores[second_of_pair])
+        noise = self.end_errors[protocol][first_of_pair, second_of_pair]
+        threshold = float(norm.ppf(1 - ERROR_RATE / (2 * max(1, len(score_gaps)))))
+        return np.asarray(~(score_gaps <= threshold * noise) & (score_gaps > 0))
+
     @staticmethod
-    def _scores_at_steps(run: TrainingRun, protocol: Protocol, steps: Floats) -> list[float]:
-        return [run.score_at_step(protocol, step) for step in steps]
+    def _scores_at_steps(
+        training_run: TrainingRun, protocol: Protocol, steps: Floats
+    ) -> list[float]:
+        return [training_run.score_at_step(protocol, step) for step in steps]
 
     def headline(self) -> str:
         """Say which run ends best, or whether the one run improved."""
         condition = f"{self.main.label}, {self.tasks_phrase}"
         if len(self.runs) == 1:
             return self._describe_improvement(self.runs[0], condition)
-        best, second = self.runs[:2]
-        best_name = self.names[best.series]
+        best_run, second = self.runs[:2]
+        best_name = self.names[best_run.series]
         second_name = self.names[second.series]
-        lead = best.scores[self.main][-1] - second.scores[self.main][-1]
-        stderr = np.hypot(best.errors[self.main][-1], second.errors[self.main][-1])
-        half_width = Z_95 * float(stderr)
-        if not lead > half_width:
+        best_score = best_run.scores[self.main][-1]
+        score_lead = best_score - second.scores[self.main][-1]
+        half_width = Z_95 * float(self.end_errors[self.main][0, 1])
+        at_the_end = f"of {len(self.runs)} runs at the last checkpoints"
+        if not self.ends.can_claim:
+            score = "mean score" if len(self.tasks) > 1 else "score"
+            return (
+                f"{best_name} has the best {score} {at_the_end}: {score_lead:.3f} ahead of {second_name} ({condition})."
+                f" {capitalize_first(NO_ERRORS)}."
+            )
+        if np.isfinite(half_width):
+            condition = f"± {half_width:.3f} by test noise alone; {condition}"
+        if not self._is_best_certain():
             return (
                 f"{best_name} and {second_name} are not significantly different at their last"
-                f" checkpoints ({lead:+.3f} ± {half_width:.3f}; {condition})."
+                f" checkpoints: {score_lead:+.3f} ({condition})."
             )
         return (
-            f"{best_name} is the best of {len(self.runs)} runs at the last checkpoints: "
-            f"{lead:.3f} ± {half_width:.3f} ahead of {second_name} ({condition})."
+            f"{best_name} is the best {at_the_end}: "
+            f"{score_lead:.3f} ahead of {second_name} ({condition})."
         )
 
-    def _describe_improvement(self, run: TrainingRun, condition: str) -> str:
+    def _is_best_certain(self) -> bool:
+        """Whether the run that ends with the best score may be called the best: it beats each of the others."""
+        best, *others = self.finals
+        chances = [self.ends.probability_better(best, other) for other in others]
+        return min(chances) >= CLAIM_PROBABILITY
+
+    def _describe_improvement(self, training_run: TrainingRun, condition: str) -> str:
         """Say whether the last checkpoint of a run scores higher than its first, beyond test noise."""
-        scores = run.scores[self.main]
-        errors = run.errors[self.main]
+        scores = training_run.scores[self.main]
         change = float(scores[-1] - scores[0])
-        half_width = Z_95 * float(np.hypot(errors[0], errors[-1]))
-        span = f"over {len(run.steps)} checkpoints"
+        half_width = Z_95 * float(training_run.errors_to_last[self.main][0])
+        checkpoint_span = f"over {len(training_run.steps)} checkpoints"
         numbers = f"({scores[0]:.3f} → {scores[-1]:.3f}, ± {half_width:.3f}; {condition})"
-        name = self.names[run.series]
+        run_name = self.names[training_run.series]
         if not np.isfinite(half_width):
             numbers = f"({scores[0]:.3f} → {scores[-1]:.3f}; {condition})"
             direction = "higher" if change > 0 else "not higher"
             return (
-                f"{name} ends {direction} than it began {span} {numbers}. Without standard errors"
-                " nothing says whether that is more than test noise."
+                f"{run_name} ends {direction} than it began {checkpoint_span} {numbers}. "
+                f"{capitalize_first(NO_ERRORS)}."
             )
         if change > half_width:
-            return f"{name} improved {span} {numbers}."
+            return f"{run_name} improved {checkpoint_span} {numbers}."
         if change < -half_width:
-            return f"{name} got worse {span} {numbers}."
-        return f"{name}: no measurable improvement {span} {numbers}."
+            return f"{run_name} got worse {checkpoint_span} {numbers}."
+        return f"{run_name}: no measurable improvement {checkpoint_span} {numbers}."
 
     def sentences(self) -> list[str]:
         """Say when the order of the runs settles by each protocol, and whether each run still improves."""
         sentences = []
         if len(self.runs) > 1:
             sentences += [self._describe_order(protocol) for protocol in self.protocols]
-        return sentences + [self._describe_course(run) for run in self.runs]
+        return sentences + [self._describe_course(training_run) for training_run in self.runs]
 
     def _describe_order(self, protocol: Protocol) -> str:
         settled_step = self.find_settled_step(protocol)
-        best_first = sorted(self.runs, key=lambda run: -run.scores[protocol][-1])
-        order = ", ".join(self.names[run.series] for run in best_first)
+        pairs = len(self.runs) * (len(self.runs) - 1) // 2
+        separate_pairs = self.count_separate_pairs(protocol)
+        if not separate_pairs:
+            return (
+                "No two runs differ beyond test noise at their last checkpoints "
+                f"({protocol.label}): they have no final order."
+            )
+        best_first = sorted(self.runs, key=lambda training_run: -training_run.scores[protocol][-1])
+        order = ", ".join(self.names[training_run.series] for training_run in best_first)
         if settled_step is None:
-            when = "only at the last checkpoint"
+            settled_phrase = "only at the last checkpoint"
         else:
-            when = f"from {self._format_step(settled_step)} on"
-        return f"The runs are in their final order ({order}) {when} ({protocol.label})."
+            settled_phrase = f"from {self._format_step(settled_step)} on"
+        subject = "The runs are"
+        if separate_pairs < pairs:
+            subject = (
+                f"The {separate_pairs} of {pairs} pairs of runs that differ beyond test noise are"
+            )
+        sentence = f"{subject} in their final order ({order}) {settled_phrase} ({protocol.label})"
+        if not np.isfinite(self.end_errors[protocol]).all():
+            return f"{sentence}; {NO_ERRORS}."
+        return f"{sentence}."
 
-    def _describe_course(self, run: TrainingRun) -> str:
-        scores = run.scores[self.main]
-        errors = run.errors[self.main]
-        last = len(run.steps) - 1
-        best = int(np.argmax(scores))
-        compared = best if best < last else last - 1
-        noise = Z_95 * float(np.hypot(errors[compared], errors[-1]))
+    def _describe_course(self, training_run: TrainingRun) -> str:
+        scores = training_run.scores[self.main]
+        last_index = len(training_run.steps) - 1
+        best_index = int(np.argmax(scores))
+        if (
+            scores[-1] >= scores[best_index] - SAME_SCORE
+        ):  # no earlier one is better in three digits
+            best_index = last_index
+        compared = best_index if best_index < last_index else last_index - 1
+        # The best of many checkpoints is partly best by luck: each of the others could have been it.
+        threshold = float(norm.ppf(1 - ERROR_RATE / (2 * max(1, last_index))))
+        noise = threshold * float(training_run.errors_to_last[self.main][compared])
         is_real = abs(scores[compared] - scores[-1]) > noise
-        taus = ", ".join(f"{run.measure_tau(p):.2f} ({p.label})" for p in self.protocols)
-        start = f"{self.names[run.series]}: Kendall's τ between scores and {self.unit} is {taus}; "
-        if best == last:
+        is_known = math.isfinite(noise)
+        taus = ", ".join(
+            f"{training_run.measure_tau(protocol):.2f} ({protocol.label})"
+            for protocol in self.protocols
+        )
+        start = f"{self.names[training_run.series]}: Kendall's τ between scores and {self.unit} is {taus}; "
+        if best_index == last_index:
             growth = "the last checkpoint is the best, but within test noise of the one before"
             if is_real:
                 growth = "it is still improving"
-            since = self._format_step(run.steps[compared])
-            return f"{start}{growth} ({scores[-1] - scores[compared]:+.3f} since {since})."
+            since = self._format_step(training_run.steps[compared])
+            gain = f"({scores[-1] - scores[compared]:+.3f} since {since})"
+            if not is_known:
+                return f"{start}the last checkpoint is the best {gain}; {NO_ERRORS}."
+            return f"{start}{growth} {gain}."
+        best_step = self._format_step(training_run.steps[best_index])
+        loss = f"{scores[best_index] - scores[-1]:.3f} above the last"
+        if not is_known:
+            return f"{start}its best checkpoint is {best_step}, {loss}; {NO_ERRORS}."
         cause = "beyond test noise" if is_real else "within test noise"
-        loss = f"{scores[best] - scores[-1]:.3f} above the last"
-        return (
-            f"{start}its best checkpoint is {self._format_step(run.steps[best])}, {loss}, {cause}."
-        )
+        return f"{start}its best checkpoint is {best_step}, {loss}, {cause}."
 
     def _format_step(self, step: float) -> str:
-        return f"{self.unit.removesuffix('s')} {step:,.0f}"
+        return f"{SINGULAR_BY_UNIT[self.unit]} {step:,.0f}"
 
     def tables(self) -> Sequence[Table]:
         """Return one row per checkpoint, and one per run."""
         labels = [protocol.label for protocol in self.protocols]
-        columns = ["run", self.unit, *labels]
+        column_names = ["run", self.unit, *labels]
         if len(self.protocols) > 1:
-            columns.append("gain")
-        rows = []
-        for run in self.runs:
-            rows += [self._checkpoint_row(run, index) for index in range(len(run.steps))]
+            column_names.append("gain")
+        table_rows = []
+        for training_run in self.runs:
+            table_rows += [
+                self._checkpoint_row(training_run, index)
+                for index in range(len(training_run.steps))
+            ]
         taus = [
-            (self.names[run.series], len(run.steps), *map(run.measure_tau, self.protocols))
-            for run in self.runs
+            (
+                self.names[training_run.series],
+                len(training_run.steps),
+                *map(training_run.measure_tau, self.protocols),
+            )
+            for training_run in self.runs
         ]
         title = f"{self.score_phrase[0].upper()}{self.score_phrase[1:]} over pretraining"
         note = (
@@ -209,31 +318,39 @@ class Training(Finding):
         tau_title = f"Kendall's τ between scores and {self.unit}"
         tau_note = "1: every later checkpoint scores higher; 0: scores jump about."
         return [
-            Table(title, columns, rows, note),
+            Table(title, column_names, table_rows, note),
             Table(tau_title, ("run", "checkpoints", *labels), taus, tau_note),
         ]
 
-    def _checkpoint_row(self, run: TrainingRun, index: int) -> list[str | None]:
+    def _checkpoint_row(self, training_run: TrainingRun, index: int) -> list[str | None]:
         """Return run, step, the score by each protocol and, with several protocols, what preparation gains."""
-        row: list[str | None] = [self.names[run.series], f"{run.steps[index]:,.0f}"]
+        row: list[str | None] = [
+            self.names[training_run.series],
+            f"{training_run.steps[index]:,.0f}",
+        ]
         for protocol in self.protocols:
-            half_width = Z_95 * run.errors[protocol][index]
-            row.append(format_plus_minus(run.scores[protocol][index], half_width))
+            half_width = Z_95 * training_run.errors[protocol][index]
+            row.append(format_plus_minus(training_run.scores[protocol][index], half_width))
         if len(self.protocols) > 1:
-            gain = run.scores[self.main][index] - run.scores[self.protocols[0]][index]
-            row.append(f"{gain:+.3f}")
+            gain_score = (
+                training_run.scores[self.main][index]
+                - training_run.scores[self.protocols[0]][index]
+            )
+            row.append(f"{gain_score:+.3f}")
         return row
 
     def charts(self) -> Sequence[Chart]:
         """Return the scores against steps, a curve for each run and protocol."""
         lines = []
         points = []
-        for hue, run in enumerate(self.runs):
+        for hue, training_run in enumerate(self.runs):
             for protocol in self.protocols:
-                lines.append(self._draw_line(run, protocol))
-                points.append(self._draw_points(run, protocol, hue))
-        others = ", ".join(p.label for p in self.protocols if p != self.main)
-        dashed = f"; dashed: {others}" if others else ""
+                lines.append(self._draw_line(training_run, protocol))
+                points.append(self._draw_points(training_run, protocol, hue))
+        other_protocols = ", ".join(
+            other_protocol.label for other_protocol in self.protocols if other_protocol != self.main
+        )
+        dashed = f"; dashed: {other_protocols}" if other_protocols else ""
         caption = (
             f"The {self.score_phrase} at every checkpoint, "
             f"with 95 % intervals of test noise{dashed}."
@@ -246,51 +363,83 @@ class Training(Finding):
             lines=tuple(lines),
             x_label=self.unit,
             y_label=self.score_phrase,
+            wide=True,
         )
         return [plot]
 
-    def _curve_name(self, run: TrainingRun, protocol: Protocol) -> str:
+    def _curve_name(self, training_run: TrainingRun, protocol: Protocol) -> str:
         if len(self.runs) == 1:
             return protocol.label
-        return f"{self.names[run.series]}, {protocol.label}"
+        return f"{self.names[training_run.series]}, {protocol.label}"
 
-    def _draw_line(self, run: TrainingRun, protocol: Protocol) -> Line:
-        scores = run.scores[protocol]
-        half_width = Z_95 * run.errors[protocol]
-        name = self._curve_name(run, protocol)
+    def _draw_line(self, training_run: TrainingRun, protocol: Protocol) -> Line:
+        scores = training_run.scores[protocol]
+        half_width = Z_95 * training_run.errors[protocol]
+        curve_name = self._curve_name(training_run, protocol)
         dashed = protocol != self.main
         if not np.isfinite(half_width).all():
-            return Line(name, run.steps, scores, dashed=dashed)
+            return Line(curve_name, training_run.steps, scores, dashed=dashed)
         low = scores - half_width
         high = scores + half_width
-        return Line(name, run.steps, scores, low=low, high=high, dashed=dashed)
+        if self.are_shares:
+            low = np.clip(low, 0.0, 1.0)
+            high = np.clip(high, 0.0, 1.0)
+        return Line(curve_name, training_run.steps, scores, low=low, high=high, dashed=dashed)
 
-    def _draw_points(self, run: TrainingRun, protocol: Protocol, hue: int) -> Points:
-        name = self._curve_name(run, protocol)
+    def _draw_points(self, training_run: TrainingRun, protocol: Protocol, hue: int) -> Points:
+        curve_name = self._curve_name(training_run, protocol)
         shown_hue = hue if len(self.runs) > 1 else None
-        return Points(name, run.steps, run.scores[protocol], labels=run.models, hue=shown_hue)
+        return Points(
+            curve_name,
+            training_run.steps,
+            training_run.scores[protocol],
+            labels=training_run.models,
+            hue=shown_hue,
+        )
 
 
 def find_training(
     evidence: Evidence,
     checkpoints: Mapping[str, Checkpoint] | None = None,
     *,
-    unit: str | None = None,
+    unit: StepUnit | None = None,
 ) -> Training:
-    """Follow the runs that the checkpoints are of: mean scores against steps, and when their order is the final one."""
+    """Follow the runs that the checkpoints are of: mean scores against steps, and when their order is the final one.
+
+    Args:
+        evidence: Evidence, or anything that ``read`` accepts: a store, a table, a folder of results, a DataFrame.
+        checkpoints: Model → its place in a run, from ``read_checkpoints``; else what studies or names tell.
+        unit: ``steps`` or ``tokens``, where both are known.
+
+    Example:
+        >>> potentia.find_training("potentia.db").headline()
+    """
     if checkpoints is None:
         checkpoints = find_checkpoints(evidence, unit)
     main = evidence.main or Protocol("")
-    return follow_training(evidence.planned, checkpoints, main, unit=unit or "steps")
+    return follow_training(
+        evidence.final_scores,
+        checkpoints,
+        main,
+        unit=unit or "steps",
+        outcomes=evidence.outcomes,
+        task_groups=evidence.background.task_groups,
+    )
 
 
 def follow_training(
     scores: Mapping[Protocol, ScoreMatrix],
     checkpoints: Mapping[str, Checkpoint],
     main: Protocol,
-    unit: str = "steps",
+    unit: StepUnit = "steps",
+    *,
+    outcomes: Mapping[Protocol, Outcomes] | None = None,
+    task_groups: Mapping[str, str] = NO_ENTRIES,
 ) -> Training:
-    """Follow every series of three checkpoints and more through the protocols that have them all."""
+    """Follow every series of three checkpoints and more through the protocols that have them all.
+
+    ``outcomes`` are those of examples, by protocol; ``task_groups`` are groups by task that the user names.
+    """
     matrices = {protocol: matrix.benchmarks() for protocol, matrix in scores.items()}
     scored_models: dict[str, None] = {}
     all_tasks: dict[str, None] = {}
@@ -305,14 +454,17 @@ def follow_training(
         for series, steps in group_by_series(scored_checkpoints).items()
         if len(steps) >= MIN_CHECKPOINTS
     }
-    models = [model for steps in long_series.values() for model in steps]
-    followed = {
-        protocol: matrix
-        for protocol, matrix in matrices.items()
-        if models and set(models) <= set(matrix.models)
-    }
-    tasks = _find_shared_tasks([matrix.select(models=models) for matrix in followed.values()])
-    if not tasks:
+    models: list[str] = []
+    for steps in long_series.values():
+        models.extend(steps)
+    followed = {}
+    for protocol, matrix in matrices.items():
+        if models and set(models) <= set(matrix.models):
+            followed[protocol] = matrix
+    shared_tasks = _find_shared_tasks(
+        [matrix.select(models=models) for matrix in followed.values()]
+    )
+    if not shared_tasks:
         raise InputError(
             "no series has three or more checkpoints with scores on the same tasks",
             hint="name each checkpoint as the scores do, with its series and step",
@@ -320,24 +472,39 @@ def follow_training(
     protocols = tuple(followed)
     if main not in protocols:
         main = protocols[-1]
-    runs = [_make_run(series, steps, followed, tasks) for series, steps in long_series.items()]
+    tasks = select_tasks_of_one_scale(followed[main].select(tasks=shared_tasks))
+    groups = TaskGroups.find(tasks, task_groups)
+    known_outcomes = outcomes or {}
+    runs = [
+        _make_run(series, steps, followed, groups, known_outcomes)
+        for series, steps in long_series.items()
+    ]
     runs.sort(key=lambda run: -float(run.scores[main][-1]))
+    finals = [run.models[-1] for run in runs]
     reasons = {
         "no checkpoint of a series": drop_names_in(scored_models, checkpoints),
         f"of a series of fewer than {MIN_CHECKPOINTS} checkpoints": drop_names_in(
             scored_checkpoints, models
         ),
-        "tasks that some checkpoint lacks": drop_names_in(all_tasks, tasks),
+        "tasks that some checkpoint lacks": drop_names_in(all_tasks, shared_tasks),
+        "tasks of another scale": drop_names_in(shared_tasks, tasks),
         "protocols that some checkpoint lacks": drop_names_in(map(str, matrices), protocols),
     }
     return Training(
         unit=unit,
-        tasks=tasks,
+        groups=groups,
         protocols=protocols,
         main=main,
         runs=tuple(runs),
+        ends=decide_ranking(
+            followed[main].select(models=finals, tasks=tasks),
+            known_outcomes.get(main),
+            task_groups=task_groups,
+        ),
+        end_errors=_measure_end_errors(finals, followed, groups, known_outcomes),
         whole=set(scored_models) <= set(models),
         left_out=describe_left_out(reasons),
+        are_shares=followed[main].select(tasks=tasks).has_unit_scale,
     )
 
 
@@ -345,21 +512,61 @@ def _make_run(
     series: str,
     step_by_model: Mapping[str, float],
     matrices: Mapping[Protocol, ScoreMatrix],
-    tasks: Sequence[str],
+    groups: TaskGroups,
+    outcomes: Mapping[Protocol, Outcomes],
 ) -> TrainingRun:
     means = {}
     errors = {}
+    errors_to_last = {}
+    models = tuple(step_by_model)
     for protocol, matrix in matrices.items():
-        part = matrix.select(models=step_by_model, tasks=tasks)
-        means[protocol] = part.values.mean(axis=1)
-        errors[protocol] = np.sqrt((part.stderr**2).sum(axis=1)) / len(tasks)
+        run_matrix = matrix.select(models=step_by_model, tasks=groups.tasks)
+        means[protocol] = run_matrix.values @ groups.weights
+        errors[protocol] = np.sqrt(run_matrix.stderr**2 @ groups.weights**2)
+        items = outcomes.get(protocol)
+        to_last = [
+            _error_of_difference(run_matrix, items, model, models[-1], groups)
+            for model in models[:-1]
+        ]
+        errors_to_last[protocol] = np.array([*to_last, 0.0])
     return TrainingRun(
         series=series,
-        models=tuple(step_by_model),
+        models=models,
         steps=np.array(list(step_by_model.values())),
         scores=means,
         errors=errors,
+        errors_to_last=errors_to_last,
     )
+
+
+def _measure_end_errors(
+    finals: Sequence[str],
+    matrices: Mapping[Protocol, ScoreMatrix],
+    groups: TaskGroups,
+    outcomes: Mapping[Protocol, Outcomes],
+) -> dict[Protocol, Floats]:
+    """Return the standard errors of the differences of the last checkpoints by every protocol: (runs, runs)."""
+    end_errors = {}
+    for protocol, matrix in matrices.items():
+        of_finals = matrix.select(models=finals, tasks=groups.tasks)
+        errors = np.zeros((len(finals), len(finals)))
+        for first, second in combinations(range(len(finals)), 2):
+            error = _error_of_difference(
+                of_finals, outcomes.get(protocol), finals[first], finals[second], groups
+            )
+            errors[first, second] = errors[second, first] = error
+        end_errors[protocol] = errors
+    return end_errors
+
+
+def _error_of_difference(
+    matrix: ScoreMatrix, items: Outcomes | None, first: str, second: str, groups: TaskGroups
+) -> float:
+    """Return the standard error of the difference of two mean scores, paired where their answers are stored."""
+    gaps = ScoreGaps.measure(matrix, items, first, second, groups)
+    if gaps is None:
+        return math.nan
+    return math.sqrt(float(gaps.variances @ gaps.groups.weights**2))
 
 
 def _find_shared_tasks(matrices: Sequence[ScoreMatrix]) -> tuple[str, ...]:

@@ -80,12 +80,12 @@ def pool_distances(distances: Floats, row_distances: Floats) -> IntervalCalibrat
     A ranking hangs on sums. Rows show errors of the abilities, which move all cells of a row, and cells the others,
     so both count alike; how well the scale is known goes by the rows, which are fewer.
     """
-    of_cells = _pooled_mean_square(distances, PSEUDO_CELLS)
-    of_rows = _pooled_mean_square(row_distances, PSEUDO_ROWS)
+    cell_mean_square = _pooled_mean_square(distances, PSEUDO_CELLS)
+    row_mean_square = _pooled_mean_square(row_distances, PSEUDO_ROWS)
     return IntervalCalibration(
         distances=_pooled_quantiles(distances),
         checked=len(distances),
-        wider=float(np.sqrt((of_cells + of_rows) / 2.0)),
+        wider=float(np.sqrt((cell_mean_square + row_mean_square) / 2.0)),
         freedom=len(row_distances) + PSEUDO_ROWS,
     )
 
@@ -98,8 +98,8 @@ def _pooled_mean_square(distances: Floats, pseudo_count: int) -> float:
 
 def _pooled_quantiles(distances: Floats) -> Floats:
     """Return the distances at ``_LEVELS``, pooled with those of a normal distribution."""
-    pool = np.concatenate([np.abs(distances), _normal_distances(PSEUDO_DISTANCES)])
-    quantiles = np.quantile(pool, _LEVELS)
+    pooled_distances = np.concatenate([np.abs(distances), _normal_distances(PSEUDO_DISTANCES)])
+    quantiles = np.quantile(pooled_distances, _LEVELS)
     quantiles[0] = 0.0
     return np.asarray(quantiles)
 
@@ -110,8 +110,8 @@ def distances_for_new_family(distances_by_family: Sequence[Floats]) -> Floats:
     pseudo_distances = _normal_distances(PSEUDO_DISTANCES // 10)
     scales = []
     for distances in families:
-        pool = np.concatenate([distances, pseudo_distances])
-        scales.append(np.sqrt(np.mean(pool**2)))
+        pooled_distances = np.concatenate([distances, pseudo_distances])
+        scales.append(np.sqrt(np.mean(pooled_distances**2)))
     drawn_scales = _predict_scales(np.log(np.array(scales)))
     shapes = []
     for distances, scale in zip(families, scales, strict=True):
@@ -125,13 +125,13 @@ def distances_for_new_family(distances_by_family: Sequence[Floats]) -> Floats:
 
 def _predict_scales(log_scales: Floats) -> Floats:
     """Return the scales that a new family may have, evenly over their predictive distribution."""
-    count = len(log_scales)
+    family_count = len(log_scales)
     mean = float(log_scales.mean())
-    squares = float(((log_scales - mean) ** 2).sum())
-    freedom = count - 1 + SCALE_WEIGHT
-    variance = (squares + SCALE_WEIGHT * SCALE_SPREAD**2) / freedom
-    spread = np.sqrt(variance * (1.0 + 1.0 / count))
-    return np.asarray(np.exp(mean + spread * student_t.ppf(_even_shares(60), freedom)))
+    sum_of_squares = float(((log_scales - mean) ** 2).sum())
+    degrees_of_freedom = family_count - 1 + SCALE_WEIGHT
+    variance = (sum_of_squares + SCALE_WEIGHT * SCALE_SPREAD**2) / degrees_of_freedom
+    spread = np.sqrt(variance * (1.0 + 1.0 / family_count))
+    return np.asarray(np.exp(mean + spread * student_t.ppf(_even_shares(60), degrees_of_freedom)))
 
 
 def _normal_distances(count: int) -> Floats:
@@ -171,14 +171,15 @@ def calibrate_intervals(
     Complete rows take the gaps of unfinished ones. Where too few are complete, each row has half of its known cells
     hidden; that check may widen a cell's interval, not narrow it.
     """
-    known = problem.known
+    is_known = problem.is_known
     rng = np.random.default_rng(0)
-    unfinished = study_rows[~known[study_rows].all(axis=1)]
-    complete = _find_complete_rows(known, unfinished)
+    unfinished = study_rows[~is_known[study_rows].all(axis=1)]
+    complete = _find_complete_rows(is_known, unfinished)
     families = np.asarray(family)
     is_new_family = False
     if len(unfinished):
-        is_new_family = _known_family_share(families, unfinished, complete) < KNOWN_SHARE
+        complete_share = _mean_complete_share_of_family(families, unfinished, complete)
+        is_new_family = complete_share < KNOWN_SHARE
     if is_new_family:
         labels = families
     else:
@@ -187,17 +188,17 @@ def calibrate_intervals(
     groups = len(np.unique(labels[complete]))
     has_enough_rows = len(unfinished) > 0 and groups >= least_groups
     if has_enough_rows:
-        alike = _match_unfinished(solution.mean[0], complete, unfinished, rng)
-        hidden = _HiddenCells(complete, known[complete] & ~known[alike], labels[complete])
+        alike = _match_unfinished(solution.abilities[0], complete, unfinished, rng)
+        hidden = _HiddenCells(complete, is_known[complete] & ~is_known[alike], labels[complete])
         least_cells = 1
     else:
-        hidden = _hide_half(known, study_rows, rng)
+        hidden = _hide_half(is_known, study_rows, rng)
         least_cells = LEAST_CELLS
     if hidden.cells.sum() < least_cells:
         return IntervalCalibration.normal()
     if len(hidden.rows) > MOST_ROWS:  # enough of them tell
         hidden = hidden.sample_rows(MOST_ROWS, rng)
-    if len(known) > MOST_ROWS:
+    if len(is_known) > MOST_ROWS:
         problem = problem.select_rows(hidden.rows)
         hidden = replace(hidden, rows=np.arange(len(hidden.rows)))
     by_family = is_new_family and has_enough_rows
@@ -208,9 +209,9 @@ def calibrate_intervals(
     return replace(calibration, distances=np.maximum(calibration.distances, normal))
 
 
-def _find_complete_rows(known: Mask, unfinished: Rows) -> Rows:
+def _find_complete_rows(is_known: Mask, unfinished: Rows) -> Rows:
     """Return the rows that are nearly complete, more so than any unfinished row of the study."""
-    share = known.mean(axis=1)
+    share = is_known.mean(axis=1)
     threshold = np.clip(share[unfinished].max(initial=0.0), 0.6, 0.9)
     complete = np.flatnonzero(share >= threshold)
     return complete[~np.isin(complete, unfinished)]
@@ -226,23 +227,25 @@ def _match_unfinished(
     return unfinished[nearest[np.arange(len(complete)), chosen]]
 
 
-def _hide_half(known: Mask, study_rows: Rows, rng: np.random.Generator) -> _HiddenCells:
+def _hide_half(is_known: Mask, study_rows: Rows, rng: np.random.Generator) -> _HiddenCells:
     """Choose half of the known cells of each row of the study, every row by itself."""
-    rows = study_rows[known[study_rows].sum(axis=1) > 1]
-    hidden = np.zeros((len(rows), known.shape[1]), dtype=bool)
+    rows = study_rows[is_known[study_rows].sum(axis=1) > 1]
+    hidden = np.zeros((len(rows), is_known.shape[1]), dtype=bool)
     for position, row in enumerate(rows):
-        cells = np.flatnonzero(known[row])
+        cells = np.flatnonzero(is_known[row])
         hidden[position, rng.permutation(cells)[: len(cells) // 2]] = True
     return _HiddenCells(rows, hidden, rows.astype(str))
 
 
-def _known_family_share(families: Labels, unfinished: Rows, complete: Rows) -> float:
-    """Return the share of its family's rows that an unfinished row can lean on, on average."""
+def _mean_complete_share_of_family(
+    families: Labels, unfinished_models: Rows, complete_models: Rows
+) -> float:
+    """Return the share of a model's family that is completely scored, as a mean over unfinished models."""
     shares = []
-    for family in families[unfinished]:
-        complete_rows = float((families[complete] == family).sum())
-        unfinished_rows = (families[unfinished] == family).sum()
-        shares.append(complete_rows / (complete_rows + unfinished_rows))
+    for family in families[unfinished_models]:
+        complete_count = float((families[complete_models] == family).sum())
+        unfinished_count = (families[unfinished_models] == family).sum()
+        shares.append(complete_count / (complete_count + unfinished_count))
     return float(np.array(shares).mean())
 
 
@@ -267,7 +270,7 @@ def _check_predictions(
 ) -> IntervalCalibration:
     """Hide cells of the rows, a fold of groups at a time, learn everything anew, and predict them."""
     groups = rng.permutation(np.unique(hidden.labels))
-    tasks = np.arange(problem.z.shape[1])
+    tasks = np.arange(problem.scores.shape[1])
     distances_by_family: dict[str, list[Floats]] = {}  # or all together, under no name
     row_distances = [np.zeros(0)]
     for fold in range(min(FOLDS, len(groups))):
@@ -276,17 +279,22 @@ def _check_predictions(
         cells = hidden.cells[in_fold]
         if not len(rows):
             continue
-        hidden_cells = np.zeros_like(problem.known)
+        hidden_cells = np.zeros_like(problem.is_known)
         hidden_cells[rows] = cells
-        part = problem.hide_cells(hidden_cells)
-        posterior = predict_cells(part, solve_abilities(part, fit_weights(part)), rows, tasks)
-        errors = np.where(cells, problem.z[rows] - posterior.mean, 0.0)
+        problem_with_hidden = problem.hide_cells(hidden_cells)
+        posterior = predict_cells(
+            problem_with_hidden,
+            solve_abilities(problem_with_hidden, fit_weights(problem_with_hidden)),
+            rows,
+            tasks,
+        )
+        errors = np.where(cells, problem.scores[rows] - posterior.mean, 0.0)
         distances = errors / np.sqrt(np.maximum(posterior.variance, 1e-12))
         labels = hidden.labels[in_fold].tolist()
         for label, distances_of_row, cells_of_row in zip(labels, distances, cells, strict=True):
             family = label if by_family else ""
-            of_family = distances_by_family.setdefault(family, [])
-            of_family.append(distances_of_row[cells_of_row])
+            family_distances = distances_by_family.setdefault(family, [])
+            family_distances.append(distances_of_row[cells_of_row])
         covariance, _ = posterior.covariance_with(cells.astype(np.float64))
         deviations = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
         row_distances.append(errors.sum(axis=1) / deviations)

@@ -4,21 +4,23 @@ After train-before-test the matrix of scores is nearly of rank one, so a few cel
 model (``factors``) joins whatever is known: the study's measured cells, other tuned scores as history, scores and
 perplexity before tuning, and facts. What comes out is kept apart from what went in: ``measured`` holds scores, and
 ``mean``, ``low`` and ``high`` hold predictions for the other cells alone. The ranking is by mean z score over tasks,
-as in ``aggregate_ranks``: what the finished study would say. Its probabilities come from joint draws of all unseen
-cells, with intervals that were checked on known scores (``calibration``).
+those of one benchmark counting as one: what the finished study would say. Its probabilities come from joint draws of
+all unseen cells, with intervals that were checked on known scores (``calibration``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
+from scipy.stats import norm, rankdata
 
 from potentia.analysis.completion.calibration import IntervalCalibration, calibrate_intervals
 from potentia.analysis.completion.factors import (
+    LOADING,
     CellPosterior,
     FactorProblem,
     FactorWeights,
@@ -30,9 +32,10 @@ from potentia.analysis.completion.features import build_problem
 from potentia.analysis.completion.links import LinkScale
 from potentia.analysis.rank_chart import plot_ranks
 from potentia.analysis.stats.bootstrap import kendall_by_row, percentile_interval
-from potentia.analysis.stats.standardize import mean_z_scores
+from potentia.analysis.stats.standardize import standardize
+from potentia.analysis.wording import format_percent
 from potentia.errors import InputError
-from potentia.facts import ModelTable
+from potentia.facts import ModelTable, find_task_groups
 from potentia.facts import models as known_models
 from potentia.values.findings import (
     Bars,
@@ -53,9 +56,15 @@ LEVEL = 0.95
 STRETCH = 0.05
 # Without history, what scores before fine-tuning say of those after it is taken from other studies. It may not hold
 # here (on another kind of matrix a τ of 0.15 to 0.31 was reached where 0.67 to 0.75 was expected): so much weight is
-# on that until results of this study have been checked.
+# on that, and the results of this study move it.
 DOUBT = 0.5
-CHECKED_RESULTS = 20  # of this study, after which its own results decide
+LEAST_CHECKED_MODELS = 3  # that share tasks: fewer say nothing of the order of models
+SLOPE_BY_CHANCE = (
+    0.05  # standard deviation of the slope where scores before fine-tuning say nothing
+)
+CHECKED_DEVIATION = (
+    0.5  # of a result about what is expected of its model, at least, in spreads of models
+)
 TIE = 1e-9  # aggregates closer than this are equal but for rounding
 LEAST_COMPARED_DRAWS = 20
 MOST_COMPARED_NUMBERS = 2_000_000  # pairs of models in the draws that rankings are compared on
@@ -90,6 +99,7 @@ class Completion(Finding):
     rank_high: Floats
     p_best: Floats  # (models,)
     p_rank: Floats  # (models, models): [m, r] = P(rank of m is r + 1)
+    p_rank_undoubted: Floats = field(repr=False)  # the same without the doubt: to choose results by
     agreement: Interval  # expected τ of this ranking with the finished study's
     history: int  # rows of history that were used
     checked: int  # known cells that the intervals were calibrated on
@@ -102,19 +112,45 @@ class Completion(Finding):
         repr=False
     )  # (models,): standard error of the aggregates by the tests made
     draws: Floats = field(repr=False)  # (draws, models): aggregates as they may turn out
+    task_weights: Floats = field(repr=False)  # (tasks,): of each task in the aggregates
+
+    def draw_scores(self, count: int, rng: np.random.Generator) -> Iterator[Floats]:
+        """Yield scores of all cells as they may turn out, (draws, models, tasks), some draws at a time.
+
+        They are as wide as the calibration on known scores has them. As far as it is in doubt whether predictions say
+        anything here, a draw gives each model the cells of another.
+        """
+        models = len(self.models)
+        calibration = self.fitted.calibration
+        mean = self.posterior.mean
+        for chunk in self.posterior.draw_cells(count, rng):
+            chi_square = rng.chisquare(calibration.freedom, size=(len(chunk), 1, 1))
+            widening = calibration.wider * np.sqrt(calibration.freedom / chi_square)
+            scores = self.fitted.scale.to_scores(mean + widening * (chunk - mean))
+            if self.doubt:
+                says_nothing = np.flatnonzero(rng.random(len(scores)) < self.doubt)
+                order = rng.permuted(np.tile(np.arange(models), (len(says_nothing), 1)), axis=1)
+                scores[says_nothing] = scores[says_nothing[:, None], order]
+            yield scores
 
     def p_top(self, k: int) -> Floats:
         """Return P(rank ≤ k) of every model."""
         return np.asarray(self.p_rank[:, : max(k, 0)].sum(axis=1))
 
+    def p_top_undoubted(self, k: int) -> Floats:
+        """Return P(rank ≤ k) of every model if predictions hold here as elsewhere, to choose results by."""
+        return np.asarray(self.p_rank_undoubted[:, : max(k, 0)].sum(axis=1))
+
     @property
     def check(self) -> str:
         """What the intervals were checked on, in words."""
         if not self.checked:
-            return (
-                "Too few cells are known to check the intervals; they assume a normal distribution."
-            )
-        cells = "1 known cell was" if self.checked == 1 else f"{self.checked:,} known cells were"
+            return "There are too few results to check the intervals; they assume a normal distribution."
+        cells = (
+            "1 measured result was"
+            if self.checked == 1
+            else f"{self.checked:,} measured results were"
+        )
         return f"{cells} hidden and predicted to check the intervals."
 
     @property
@@ -122,13 +158,14 @@ class Completion(Finding):
         """What the expected ranking rests on, in words."""
         measured = int(self.measured.sum())
         if self.history:
-            return f"It rests on {self.history:,} rows of history and {measured:,} results of this study."
+            return f"It rests on {self.history:,} models of other studies and {measured:,} results of this study."
         if self.doubt == 0:
             return f"It rests on {measured:,} results of this study."
+        results = "1 fine-tuned result" if measured == 1 else f"{measured:,} fine-tuned results"
         return (
-            f"It rests on how scores before fine-tuning foretold those after it in other studies; only {measured:,} "
-            f"fine-tuned results of this study check that, so a weight of {100 * self.doubt:.0f} % is on its not "
-            "holding here."
+            "It assumes that scores before fine-tuning predict those after it as they do in other studies. With "
+            f"{results} the probability that this does not hold here is {format_percent(self.doubt)}; "
+            "the intervals allow for it."
         )
 
     def order(self) -> list[str]:
@@ -139,7 +176,7 @@ class Completion(Finding):
         return np.argsort(self.rank, kind="stable")
 
     def _describe_measured(self) -> str:
-        return f"{int(self.measured.sum())} of {self.measured.size} cells"
+        return f"{int(self.measured.sum())} of {self.measured.size} results"
 
     def tables(self) -> Sequence[Table]:
         """Return the ranking with its probabilities, and the predicted cells."""
@@ -148,14 +185,14 @@ class Completion(Finding):
         return [self._tabulate_ranking(), self._tabulate_predictions()]
 
     def _tabulate_ranking(self) -> Table:
-        top = min(3, len(self.models))
+        top_count = min(3, len(self.models))
         cells_of_models = self.measured.sum(axis=1)
-        rows = list(
+        table_rows = list(
             zip(
                 self.models,
                 map("{:g} ({:.0f}–{:.0f})".format, self.rank, self.rank_low, self.rank_high),
                 self.p_best,
-                self.p_top(top),
+                self.p_top(top_count),
                 [f"{cells} of {len(self.tasks)}" for cells in cells_of_models],
                 strict=True,
             )
@@ -165,9 +202,9 @@ class Completion(Finding):
         expected_tau = f"{tau.value:.3f} ({level} interval {tau.low:.3f} to {tau.high:.3f})"
         return Table(
             f"Ranking of the finished study, predicted from {self._describe_measured()} "
-            f"({self.protocol})",
-            ("model", "rank", "P(best)", f"P(top {top})", "measured"),
-            select_positions(rows, self._best_first()),
+            f"({self.protocol.label})",
+            ("model", "rank", "P(best)", f"P(top {top_count})", "measured"),
+            select_positions(table_rows, self._best_first()),
             f"Ranks with {self.level:.0%} intervals; they and both probabilities allow for test noise. "
             f"The finished ranking should agree with this one: τ {expected_tau}. {self.basis}",
             digits=2,
@@ -175,7 +212,7 @@ class Completion(Finding):
 
     def _tabulate_predictions(self) -> Table:
         row, column = np.nonzero(~self.measured)
-        rows = zip(
+        table_rows = zip(
             select_positions(self.models, row),
             select_positions(self.tasks, column),
             self.mean[row, column],
@@ -184,9 +221,9 @@ class Completion(Finding):
             strict=True,
         )
         return Table(
-            f"Predicted cells ({self.protocol}); none of them is measured",
+            f"Predicted results ({self.protocol.label}); none of them is measured",
             ("model", "task", "predicted", "low", "high"),
-            rows,
+            table_rows,
             f"{self.level:.0%} intervals. {self.check}",
         )
 
@@ -199,7 +236,7 @@ class Completion(Finding):
         return [
             Bars(
                 f"planning-best-{self.protocol}",
-                f"Probability to be the best model: {self.protocol}",
+                f"Probability to be the best model: {self.protocol.label}",
                 f"From {self._describe_measured()}.",
                 names,
                 {"P(best)": self.p_best[order]},
@@ -207,7 +244,7 @@ class Completion(Finding):
             ),
             plot_ranks(
                 f"planning-ranks-{self.protocol}",
-                f"Rank in the finished study: {self.protocol}",
+                f"Rank in the finished study: {self.protocol.label}",
                 f"Predicted rank with {level} intervals.",
                 self.models,
                 self.rank,
@@ -216,8 +253,8 @@ class Completion(Finding):
             ),
             Heatmap(
                 f"planning-cells-{self.protocol}",
-                f"What is not measured yet: {self.protocol}",
-                f"Width of the {level} interval of each predicted cell; 0 where measured.",
+                f"What is not measured yet: {self.protocol.label}",
+                f"Width of the {level} interval of each predicted result; 0 where measured.",
                 names,
                 self.tasks,
                 widths[order],
@@ -234,6 +271,7 @@ def complete_matrix(
     history: ScoreMatrix | Sequence[ScoreMatrix] | None = None,
     facts: ModelTable | None = None,
     chances: Mapping[str, float] | None = None,
+    task_groups: Mapping[str, str] | None = None,
     draws: int = DRAWS,
     fitted: FittedModel | None = None,
     check: bool = True,
@@ -242,9 +280,10 @@ def complete_matrix(
 
     ``direct`` holds scores before tuning (tasks, corpora; several protocols as a list) of any models of study or
     history; ``history`` tuned scores of other models or studies, on the same or other tasks; ``facts`` what is known
-    of models (the shipped facts by default). Only finite cells of ``tuned`` are ever read. ``fitted``, from an
-    earlier completion of the same study, saves learning the weights again; the result then depends on that completion
-    too. Without ``check`` the intervals are those of a normal distribution.
+    of models (the shipped facts by default). ``task_groups`` are groups by task that the user names, beside those that
+    names and facts tell; without it every task counts by itself. Only finite cells of ``tuned`` are ever read.
+    ``fitted``, from an earlier completion of the same study, saves learning the weights again; the result then depends
+    on that completion too. Without ``check`` the intervals are those of a normal distribution.
     """
     if not tuned.models or not tuned.tasks:
         raise InputError("there is nothing to complete: no models or no tasks")
@@ -269,14 +308,16 @@ def complete_matrix(
     else:
         calibration = IntervalCalibration.normal()
     posterior = predict_cells(problem, solution, rows, np.arange(len(tuned.tasks)))
-    cells = _PredictedCells.from_posterior(tuned, posterior, scale, calibration)
-    doubt = _measure_doubt(cells.measured, has_history=bool(histories))
+    task_weights = _weigh_tasks(tuned.tasks, task_groups)
+    cells = _PredictedCells.from_posterior(tuned, posterior, scale, calibration, task_weights)
+    doubt = 0.0
+    if not histories and not cells.measured.all():
+        doubt = measure_doubt(problem)
     aggregates = _DrawnAggregates.draw(
-        tuned, problem, posterior, scale, calibration, cells, draws, doubt
+        tuned, problem, posterior, scale, calibration, cells, draws, doubt, task_weights
     )
-    ranks = aggregates.ranks
-    rank_shares = _count_ranks(ranks)
-    tail = (1.0 - LEVEL) / 2.0
+    rank_shares = _count_ranks(aggregates.doubted_ranks)
+    tail_share = (1.0 - LEVEL) / 2.0
     measured = cells.measured
     return Completion(
         protocol=tuned.protocol,
@@ -291,10 +332,11 @@ def complete_matrix(
         level=LEVEL,
         aggregate=cells.aggregate,
         rank=rankdata(-cells.aggregate),
-        rank_low=np.quantile(aggregates.doubted_ranks, tail, axis=0, method="lower"),
-        rank_high=np.quantile(aggregates.doubted_ranks, 1.0 - tail, axis=0, method="higher"),
+        rank_low=np.quantile(aggregates.doubted_ranks, tail_share, axis=0, method="lower"),
+        rank_high=np.quantile(aggregates.doubted_ranks, 1.0 - tail_share, axis=0, method="higher"),
         p_best=rank_shares[:, 0],
         p_rank=rank_shares,
+        p_rank_undoubted=_count_ranks(aggregates.ranks),
         agreement=_expect_agreement(cells, aggregates.doubted),
         history=sum(len(matrix.models) for matrix in histories),
         checked=calibration.checked,
@@ -303,7 +345,17 @@ def complete_matrix(
         posterior=posterior,
         noise=aggregates.noise,
         draws=aggregates.draws,
+        task_weights=task_weights,
     )
+
+
+def _weigh_tasks(tasks: Sequence[str], task_groups: Mapping[str, str] | None) -> Floats:
+    """Return the weight of each task in a mean over groups of tasks; without groups all weigh the same."""
+    if task_groups is None:
+        return np.full(len(tasks), 1.0 / len(tasks))
+    group_of_task = find_task_groups(tasks, task_groups)
+    sizes = Counter(group_of_task.values())
+    return np.array([1.0 / sizes[group_of_task[task]] for task in tasks]) / len(sizes)
 
 
 def _as_list(matrices: ScoreMatrix | Sequence[ScoreMatrix] | None) -> list[ScoreMatrix]:
@@ -333,6 +385,7 @@ class _PredictedCells:
         posterior: CellPosterior,
         scale: LinkScale,
         calibration: IntervalCalibration,
+        task_weights: Floats,
     ) -> _PredictedCells:
         """Turn the distribution of the cells on the link scale into scores."""
         measured = np.isfinite(tuned.values)
@@ -344,7 +397,7 @@ class _PredictedCells:
         completed = np.where(measured, tuned.values, median)
         spread = expected_spread(completed, posterior, scale)
         oriented = completed * tuned.sign
-        # This is ``mean_z_scores`` where all is measured.
+        # These are z scores where all is measured.
         z_scores = divide_by_spread(oriented - oriented.mean(axis=0), spread)
         return cls(
             measured=measured,
@@ -352,7 +405,7 @@ class _PredictedCells:
             low=np.minimum(lower_end, upper_end),
             high=np.maximum(lower_end, upper_end),
             spread=spread,
-            aggregate=z_scores.mean(axis=1),
+            aggregate=z_scores @ task_weights,
         )
 
 
@@ -377,35 +430,62 @@ class _DrawnAggregates:
         cells: _PredictedCells,
         count: int,
         doubt: float,
+        task_weights: Floats,
     ) -> _DrawnAggregates:
         """Draw the aggregates, as wide as the calibration has them, and the noise of the tests."""
         rng = np.random.default_rng(0)
-        drawn = _draw_aggregates(tuned, posterior, scale, count, rng)
+        drawn = _draw_aggregates(tuned, posterior, scale, count, rng, task_weights)
         freedom = calibration.freedom
         chi_square = rng.chisquare(freedom, size=(count, 1))
         widening = calibration.wider * np.sqrt(freedom / chi_square)
-        unknown_share = 1.0 - problem.known.mean()
+        unknown_share = 1.0 - problem.is_known.mean()
         stretch = 1.0 + STRETCH * unknown_share * rng.standard_normal((count, 1))
         drawn = cells.aggregate * stretch + widening * (drawn - drawn.mean(axis=0))
         # Drawn cells hold their noise already.
         stderr = np.where(cells.measured, np.nan_to_num(tuned.stderr), 0.0)
         errors = divide_by_spread(stderr, cells.spread)
-        noise = np.sqrt((errors**2).sum(axis=1)) / len(tuned.tasks)
+        noise = np.sqrt(errors**2 @ task_weights**2)
         # The luck of the tests; among models that tie, chance decides.
-        luck = np.random.default_rng([0, 1])
-        true_aggregates = drawn + noise * luck.standard_normal(drawn.shape)
-        true_aggregates = true_aggregates + TIE * luck.uniform(size=drawn.shape)
+        luck_generator = np.random.default_rng([0, 1])
+        true_aggregates = drawn + noise * luck_generator.standard_normal(drawn.shape)
+        true_aggregates = true_aggregates + TIE * luck_generator.uniform(size=drawn.shape)
         ranks = rankdata(-true_aggregates, axis=1, method="ordinal").astype(int)
         doubted = _mix_in_doubt(drawn, cells.measured, doubt)
         doubted_ranks = rankdata(-doubted, axis=1, method="ordinal").astype(int) if doubt else ranks
         return cls(drawn, doubted, noise, ranks, doubted_ranks)
 
 
-def _measure_doubt(measured: npt.NDArray[np.bool_], *, has_history: bool) -> float:
-    """Return the weight on predictions that say nothing in this study."""
-    if has_history or measured.all():
-        return 0.0
-    return DOUBT * max(0.0, 1.0 - float(measured.sum()) / CHECKED_RESULTS)
+def measure_doubt(problem: FactorProblem) -> float:
+    """Return how likely it is that what is known before fine-tuning says nothing of this study's results.
+
+    Of models on the same task, the ability that is expected before anything is measured should say who scores more:
+    the slope of results on it is some positive number where scores before fine-tuning tell (half-normal, as wide as
+    ``LOADING``), and 0 where they do not. Both are as likely beforehand. The error of the slope is robust to models,
+    which bring their own luck to all tasks.
+    """
+    is_known = problem.is_known
+    has_rivals = is_known & (is_known.sum(axis=0) > 1)
+    if int(has_rivals.any(axis=1).sum()) < LEAST_CHECKED_MODELS:
+        return DOUBT
+    counts = np.maximum(has_rivals.sum(axis=0), 1)
+    expected = np.where(has_rivals, problem.expected_ability[:, None], 0.0)
+    expected = np.where(has_rivals, expected - expected.sum(axis=0) / counts, 0.0)
+    scores = np.where(has_rivals, problem.scores, 0.0)
+    scores = np.where(has_rivals, scores - scores.sum(axis=0) / counts, 0.0)
+    information = float((expected**2).sum())
+    if information < 1e-9:
+        return DOUBT
+    slope = float((expected * scores).sum()) / information
+    by_model = (expected * (scores - slope * expected)).sum(axis=1)
+    models = int(has_rivals.any(axis=1).sum())
+    variance = float((by_model**2).sum()) / information**2 * models / (models - 1)
+    variance = max(variance, CHECKED_DEVIATION**2 / information)
+    error = float(np.sqrt(variance + SLOPE_BY_CHANCE**2))
+    width = float(np.hypot(error, LOADING))
+    share_above = float(norm.cdf(slope * LOADING / (error * width)))
+    if_telling = (1.0 - DOUBT) * 2.0 * float(norm.pdf(slope, 0.0, width)) * share_above
+    if_silent = DOUBT * float(norm.pdf(slope, 0.0, error))
+    return if_silent / (if_silent + if_telling)
 
 
 def _mix_in_doubt(drawn: Floats, measured: npt.NDArray[np.bool_], doubt: float) -> Floats:
@@ -468,8 +548,9 @@ def _draw_aggregates(
     tuned: ScoreMatrix,
     posterior: CellPosterior,
     scale: LinkScale,
-    count: int,
+    draws: int,
     rng: np.random.Generator,
+    task_weights: Floats,
 ) -> Floats:
     """Return the mean z score of every model in joint draws of the unseen cells: (draws, models).
 
@@ -478,11 +559,11 @@ def _draw_aggregates(
     """
     measured = np.isfinite(tuned.values)
     if measured.all():
-        return np.repeat(mean_z_scores(tuned.oriented())[None], count, axis=0)
+        return np.repeat((standardize(tuned.oriented()) @ task_weights)[None], draws, axis=0)
     aggregates = []
-    for chunk in posterior.draw_cells(count, rng):  # (draws, models, tasks)
+    for chunk in posterior.draw_cells(draws, rng):  # (draws, models, tasks)
         scores = np.where(measured, tuned.values, scale.to_scores(chunk)) * tuned.sign
         centred = scores - scores.mean(axis=1, keepdims=True)
         spread = scores.std(axis=1, keepdims=True)
-        aggregates.append(divide_by_spread(centred, spread).mean(axis=2))
+        aggregates.append(divide_by_spread(centred, spread) @ task_weights)
     return np.concatenate(aggregates)

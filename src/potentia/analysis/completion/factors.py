@@ -37,15 +37,24 @@ from potentia.values.scores import Floats
 
 # With whole rows to start from, stopping early shrinks: with more, unseen cells are predicted worse and too surely.
 # Without them the search starts from one common ability and has further to go.
-FACTORS, ITERATIONS = 3, 15
-COLD_FACTORS, COLD_ITERATIONS = 5, 30
+FACTORS = 3
+ITERATIONS = 15
+COLD_FACTORS = 5
+COLD_ITERATIONS = 30
 WHOLE_ROWS = 8  # at most so many: cold
 MOST_ROWS = 160  # rows that the weights are learned from; prediction takes all
-LOADING, LOADING_SPREAD, FURTHER_SPREAD = 0.9, 0.3, 0.25
-REST, REST_WEIGHT = 0.12, 3.0
-KERNEL, FURTHER_KERNEL, KERNEL_SPREAD = 0.003, 0.03, 1.5  # about the expected ability, about zero
-KIN, OWN = 0.2, 0.02
-TILT, BEND = 0.5**2, 0.3**2
+LOADING = 0.9
+LOADING_SPREAD = 0.3
+FURTHER_LOADING_SPREAD = 0.25
+RESIDUAL_VARIANCE = 0.12
+RESIDUAL_PRIOR_WEIGHT = 3.0
+FIRST_KERNEL = 0.003  # of the first ability, about its expectation
+FURTHER_KERNEL = 0.03  # of the others, about zero
+KERNEL_SPREAD = 1.5
+LINEAGE_SHARE = 0.2
+DIRECT_WEIGHT = 0.02
+TILT_VARIANCE = 0.5**2
+BEND_VARIANCE = 0.3**2
 JITTER = 1e-6
 
 
@@ -53,55 +62,61 @@ JITTER = 1e-6
 class FactorProblem:
     """Standardised scores with gaps, and what is known of the models."""
 
-    z: Floats  # (models, tasks), NaN where unknown
+    scores: Floats  # (models, tasks), NaN where unknown
     excess: Floats  # (models, tasks): variance of a score beyond its task's usual one
     grams: Floats  # (parts, models, models)
-    mean: Floats  # (models,): where the first ability is expected
-    kin: Floats  # (models, models)
-    own: Floats  # (models, tasks)
+    expected_ability: Floats  # (models,): of the first ability
+    lineage: Floats  # (models, models): 1 where two models are of one lineage
+    direct_scores: Floats  # (models, tasks): d_t, before tuning
     level_variance: Floats  # (tasks,): σ² of the task means
 
     @property
-    def known(self) -> npt.NDArray[np.bool_]:
+    def is_known(self) -> npt.NDArray[np.bool_]:
         """Which scores are there."""
-        return np.isfinite(self.z)
+        return np.isfinite(self.scores)
 
     def select_rows(self, rows: npt.NDArray[np.intp]) -> FactorProblem:
         """Return the problem of these rows alone."""
         square = np.ix_(rows, rows)
+        scores = self.scores[rows]
+        excess = self.excess[rows]
+        expected_ability = self.expected_ability[rows]
+        direct_scores = self.direct_scores[rows]
+        lineage = self.lineage[square]
+        grams = np.stack([gram_matrix[square] for gram_matrix in self.grams])
         return replace(
             self,
-            z=self.z[rows],
-            excess=self.excess[rows],
-            mean=self.mean[rows],
-            own=self.own[rows],
-            kin=self.kin[square],
-            grams=np.stack([gram[square] for gram in self.grams]),
+            scores=scores,
+            excess=excess,
+            expected_ability=expected_ability,
+            direct_scores=direct_scores,
+            lineage=lineage,
+            grams=grams,
         )
 
     def hide_cells(self, cells: npt.NDArray[np.bool_]) -> FactorProblem:
         """Return the problem with these cells unknown."""
-        return replace(self, z=np.where(cells, np.nan, self.z))
+        return replace(self, scores=np.where(cells, np.nan, self.scores))
 
 
 @dataclass(frozen=True)
 class FactorWeights:
-    """What is learned: loadings λ, rests ψ, the own score's b, the lineage's share ρ, kernel weights w."""
+    """The learned parameters of the factor model; each field names its symbol."""
 
-    loadings: Floats  # (tasks, factors)
-    rest: Floats  # (tasks,)
-    own: Floats  # (tasks,)
-    kin: float
-    kernels: Floats  # (factors, parts)
+    loadings: Floats  # (tasks, factors): λ
+    residual_variance: Floats  # (tasks,): ψ
+    direct_weight: Floats  # (tasks,): b
+    lineage_share: float  # ρ
+    kernels: Floats  # (factors, parts): w
 
     def pack(self) -> Floats:
         """Return all weights as one unbounded vector."""
-        kin_logit = np.log(self.kin / (1.0 - self.kin))
+        lineage_logit = np.log(self.lineage_share / (1.0 - self.lineage_share))
         parts = (
             self.loadings.ravel(),
-            np.log(self.rest),
-            np.log(self.own),
-            [kin_logit],
+            np.log(self.residual_variance),
+            np.log(self.direct_weight),
+            [lineage_logit],
             np.log(self.kernels).ravel(),
         )
         return np.concatenate(parts)
@@ -112,16 +127,18 @@ class FactorWeights:
         loading_count = tasks * factors
         loadings = vector[:loading_count]
         logarithms = np.clip(vector[loading_count:], -30.0, 30.0)
-        log_rest = logarithms[:tasks]
-        log_own = logarithms[tasks : 2 * tasks]
-        kin_logit = logarithms[2 * tasks]
+        log_residual_variance = logarithms[:tasks]
+        log_direct_weight = logarithms[tasks : 2 * tasks]
+        lineage_logit = logarithms[2 * tasks]
         log_kernels = logarithms[2 * tasks + 1 :]
+        lineage_share = float(1.0 / (1.0 + np.exp(-lineage_logit)))
+        kernels = np.exp(log_kernels).reshape(factors, -1)
         return cls(
             loadings=loadings.reshape(tasks, factors),
-            rest=np.exp(log_rest),
-            own=np.exp(log_own),
-            kin=float(1.0 / (1.0 + np.exp(-kin_logit))),
-            kernels=np.exp(log_kernels).reshape(factors, -1),
+            residual_variance=np.exp(log_residual_variance),
+            direct_weight=np.exp(log_direct_weight),
+            lineage_share=lineage_share,
+            kernels=kernels,
         )
 
 
@@ -130,29 +147,31 @@ class FactorSolution:
     """The abilities given the known scores, and what led to them."""
 
     weights: FactorWeights
-    rest: Floats  # (tasks, models, models): R_t
+    residual_covariance: Floats  # (tasks, models, models): R_t
     inverse: Floats  # (tasks, models, models): (R_t + excess)⁻¹ on the known cells, 0 elsewhere
     prior: Floats  # (factors, models, models): inverse kernels
-    mean: Floats  # (factors, models)
-    cov: Floats  # (factors·models, factors·models)
+    abilities: Floats  # (factors, models)
+    covariance: Floats  # (factors·models, factors·models), of the abilities
     evidence: float  # log marginal likelihood
 
 
 def solve_abilities(problem: FactorProblem, weights: FactorWeights) -> FactorSolution:
     """Condition the abilities on the known scores."""
-    models, tasks = problem.z.shape
+    models, tasks = problem.scores.shape
     factors = weights.loadings.shape[1]
-    known = problem.known
-    scores = np.nan_to_num(problem.z)
-    rest = rest_covariance(problem, weights)
+    is_known = problem.is_known
+    scores = np.nan_to_num(problem.scores)
+    residual_covariance = compute_residual_covariance(problem, weights)
     inverse = np.zeros((tasks, models, models))
     evidence = 0.0
     for task in range(tasks):
-        measured = np.flatnonzero(known[:, task])
+        measured = np.flatnonzero(is_known[:, task])
         if len(measured) == 0:
             continue
         square = np.ix_(measured, measured)
-        covariance = rest[task][square] + np.diag(problem.excess[measured, task] + JITTER)
+        covariance = residual_covariance[task][square] + np.diag(
+            problem.excess[measured, task] + JITTER
+        )
         inverse[task][square], log_determinant = _invert(covariance)
         evidence -= 0.5 * log_determinant
     kernels = np.tensordot(weights.kernels, problem.grams, 1) + JITTER * np.eye(models)
@@ -169,50 +188,56 @@ def solve_abilities(problem: FactorProblem, weights: FactorWeights) -> FactorSol
         precision[factor, :, factor, :] += prior[factor]
     weighted_scores = np.einsum("tij,jt->ti", inverse, scores)
     right_side = weights.loadings.T @ weighted_scores  # (factors, models)
-    right_side[0] += prior[0] @ problem.mean
-    size = factors * models
-    cov, log_determinant = _invert(precision.reshape(size, size))
-    mean = cov @ right_side.ravel()
+    right_side[0] += prior[0] @ problem.expected_ability
+    unknowns = factors * models
+    ability_covariance, log_determinant = _invert(precision.reshape(unknowns, unknowns))
+    abilities = ability_covariance @ right_side.ravel()
     evidence -= 0.5 * log_determinant
     score_square = np.einsum("ti,it->", weighted_scores, scores)
-    prior_square = problem.mean @ prior[0] @ problem.mean
+    prior_square = problem.expected_ability @ prior[0] @ problem.expected_ability
     evidence -= 0.5 * float(score_square + prior_square)
-    evidence += 0.5 * float(right_side.ravel() @ mean)
+    evidence += 0.5 * float(right_side.ravel() @ abilities)
     return FactorSolution(
         weights=weights,
-        rest=rest,
+        residual_covariance=residual_covariance,
         inverse=inverse,
         prior=prior,
-        mean=mean.reshape(factors, models),
-        cov=cov,
+        abilities=abilities.reshape(factors, models),
+        covariance=ability_covariance,
         evidence=evidence,
     )
 
 
-def rest_covariance(problem: FactorProblem, weights: FactorWeights) -> Floats:
+def compute_residual_covariance(problem: FactorProblem, weights: FactorWeights) -> Floats:
     """Return R_t of every task: (tasks, models, models)."""
     lineage = _lineage_covariance(problem, weights)
-    own_scores = problem.own.T
-    own_products = own_scores[:, :, None] * own_scores[:, None, :]
-    bend = (problem.mean**2 - np.mean(problem.mean**2)) / np.sqrt(2.0)
-    common = TILT * np.outer(problem.mean, problem.mean) + BEND * np.outer(bend, bend)
-    rest = weights.rest[:, None, None]
-    own = weights.own[:, None, None]
-    level = problem.level_variance[:, None, None]
-    return np.asarray(rest * lineage + own * own_products + level + common)
+    direct_scores = problem.direct_scores.T
+    direct_products = direct_scores[:, :, None] * direct_scores[:, None, :]
+    curvature = (problem.expected_ability**2 - np.mean(problem.expected_ability**2)) / np.sqrt(2.0)
+    common = TILT_VARIANCE * np.outer(
+        problem.expected_ability, problem.expected_ability
+    ) + BEND_VARIANCE * np.outer(curvature, curvature)
+    residual_variance = weights.residual_variance[:, None, None]
+    direct_weight = weights.direct_weight[:, None, None]
+    level_variance = problem.level_variance[:, None, None]
+    from_lineage = residual_variance * lineage
+    from_direct_scores = direct_weight * direct_products
+    return np.asarray(from_lineage + from_direct_scores + level_variance + common)
 
 
 def _lineage_covariance(problem: FactorProblem, weights: FactorWeights) -> Floats:
     """Return (1 − ρ)·I + ρ·lineage: (models, models)."""
-    models = len(problem.z)
-    return np.asarray((1.0 - weights.kin) * np.eye(models) + weights.kin * problem.kin)
+    models = len(problem.scores)
+    return np.asarray(
+        (1.0 - weights.lineage_share) * np.eye(models) + weights.lineage_share * problem.lineage
+    )
 
 
 def fit_weights(problem: FactorProblem) -> FactorWeights:
     """Find the weights; of many rows, those with the most known scores are used."""
-    part = problem.select_rows(_choose_rows(problem))
-    tasks = problem.z.shape[1]
-    complete_rows = int(part.known.all(axis=1).sum())
+    sampled_problem = problem.select_rows(_choose_rows(problem))
+    tasks = problem.scores.shape[1]
+    complete_rows = int(sampled_problem.is_known.all(axis=1).sum())
     if complete_rows > WHOLE_ROWS:
         factors = FACTORS
         iterations = ITERATIONS
@@ -220,35 +245,35 @@ def fit_weights(problem: FactorProblem) -> FactorWeights:
         factors = COLD_FACTORS
         iterations = COLD_ITERATIONS
     factors = min(factors, max(tasks, 1))
-    start = _choose_start(part, factors)
-    best = minimize(
+    start = _choose_start(sampled_problem, factors)
+    optimum = minimize(
         _objective,
         start.pack(),
-        (part, factors),
+        (sampled_problem, factors),
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": iterations, "maxcor": 20},
     )
-    return FactorWeights.unpack(best.x, tasks, factors)
+    return FactorWeights.unpack(optimum.x, tasks, factors)
 
 
 def _choose_rows(problem: FactorProblem) -> npt.NDArray[np.intp]:
     """Return the rows that the weights are learned from; ties in the number of known scores are broken by chance."""
-    rows = np.flatnonzero(problem.known.any(axis=1))
+    rows = np.flatnonzero(problem.is_known.any(axis=1))
     if len(rows) == 0:
-        return np.arange(min(len(problem.z), 2))
+        return np.arange(min(len(problem.scores), 2))
     if len(rows) <= MOST_ROWS:
         return rows
     tie_breaks = np.random.default_rng(0).random(len(rows))
-    known_counts = problem.known[rows].sum(axis=1) + tie_breaks
+    known_counts = problem.is_known[rows].sum(axis=1) + tie_breaks
     fullest = np.argsort(-known_counts)[:MOST_ROWS]
     return np.sort(rows[fullest])
 
 
 def _choose_start(problem: FactorProblem, factors: int) -> FactorWeights:
     """Return loadings of the principal components where enough rows are complete, else one common ability."""
-    tasks = problem.z.shape[1]
-    complete = problem.z[problem.known.all(axis=1)]
+    tasks = problem.scores.shape[1]
+    complete = problem.scores[problem.is_known.all(axis=1)]
     if len(complete) > WHOLE_ROWS and tasks > factors:
         loadings = _principal_loadings(complete, factors)
     else:
@@ -256,9 +281,9 @@ def _choose_start(problem: FactorProblem, factors: int) -> FactorWeights:
         loadings[:, 0] = LOADING
     return FactorWeights(
         loadings=loadings,
-        rest=np.full(tasks, REST),
-        own=np.full(tasks, OWN),
-        kin=KIN,
+        residual_variance=np.full(tasks, RESIDUAL_VARIANCE),
+        direct_weight=np.full(tasks, DIRECT_WEIGHT),
+        lineage_share=LINEAGE_SHARE,
         kernels=_expected_kernels(factors, len(problem.grams)),
     )
 
@@ -276,37 +301,53 @@ def _principal_loadings(scores: Floats, factors: int) -> Floats:
 
 def _objective(vector: Floats, problem: FactorProblem, factors: int) -> tuple[float, Floats]:
     """Minus the log posterior of the weights, and its gradient."""
-    models, tasks = problem.z.shape
+    models, tasks = problem.scores.shape
     weights = FactorWeights.unpack(vector, tasks, factors)
     try:
         solved = solve_abilities(problem, weights)
     except np.linalg.LinAlgError:  # a step too far: the search turns back
         return 1e12, np.zeros_like(vector)
-    scores = np.nan_to_num(problem.z)
+    scores = np.nan_to_num(problem.scores)
     loadings = weights.loadings
-    mean = solved.mean
-    cov = solved.cov.reshape(factors, models, factors, models)
-    residuals = np.where(problem.known.T, scores.T - loadings @ mean, 0.0)  # (tasks, models)
-    blocks = _covariance_blocks(cov)
+    abilities = solved.abilities
+    covariance = solved.covariance.reshape(factors, models, factors, models)
+    residuals = np.where(
+        problem.is_known.T, scores.T - loadings @ abilities, 0.0
+    )  # (tasks, models)
+    blocks = _covariance_blocks(covariance)
     inverse = solved.inverse
     moment = (inverse.reshape(tasks, -1) @ blocks.T).reshape(tasks, factors, factors)
-    moment += np.einsum("ai,tij,bj->tab", mean, inverse, mean, optimize=True)
+    moment += np.einsum("ai,tij,bj->tab", abilities, inverse, abilities, optimize=True)
     weighted_scores = np.einsum("tij,jt->ti", inverse, scores)
-    by_loadings = weighted_scores @ mean.T - np.einsum("tab,tb->ta", moment, loadings)
+    by_loadings = weighted_scores @ abilities.T - np.einsum("tab,tb->ta", moment, loadings)
     ability_covariance = (_multiply_loadings(loadings) @ blocks).reshape(tasks, models, models)
     second_moment = ability_covariance + residuals[:, :, None] * residuals[:, None, :]
-    by_rest_covariance = 0.5 * (inverse @ second_moment @ inverse - inverse)  # of R_t
+    by_residual_covariance = 0.5 * (inverse @ second_moment @ inverse - inverse)  # of R_t
     lineage = _lineage_covariance(problem, weights)
-    by_rest = weights.rest * np.tensordot(by_rest_covariance, lineage, 2)
-    lineage_change = problem.kin - np.eye(models)
-    by_kin = float(weights.rest @ np.tensordot(by_rest_covariance, lineage_change, 2))
-    by_own = weights.own * np.einsum(
-        "it,tij,jt->t", problem.own, by_rest_covariance, problem.own, optimize=True
+    by_residual_variance = weights.residual_variance * np.tensordot(
+        by_residual_covariance, lineage, 2
+    )
+    lineage_change = problem.lineage - np.eye(models)
+    by_lineage_share = float(
+        weights.residual_variance @ np.tensordot(by_residual_covariance, lineage_change, 2)
+    )
+    by_direct_weight = weights.direct_weight * np.einsum(
+        "it,tij,jt->t",
+        problem.direct_scores,
+        by_residual_covariance,
+        problem.direct_scores,
+        optimize=True,
     )
     by_kernels = _differentiate_kernels(problem, solved)
-    by_kin_logit = by_kin * weights.kin * (1.0 - weights.kin)
+    by_lineage_logit = by_lineage_share * weights.lineage_share * (1.0 - weights.lineage_share)
     gradient = np.concatenate(
-        [by_loadings.ravel(), by_rest, by_own, [by_kin_logit], by_kernels.ravel()]
+        [
+            by_loadings.ravel(),
+            by_residual_variance,
+            by_direct_weight,
+            [by_lineage_logit],
+            by_kernels.ravel(),
+        ]
     )
     log_prior, prior_gradient = _log_prior(vector, weights)
     return -(solved.evidence + log_prior), -(gradient + prior_gradient)
@@ -315,24 +356,24 @@ def _objective(vector: Floats, problem: FactorProblem, factors: int) -> tuple[fl
 def _differentiate_kernels(problem: FactorProblem, solved: FactorSolution) -> Floats:
     """Return the gradient of the evidence by the logarithms of the kernel weights: (factors, parts)."""
     kernels = solved.weights.kernels
-    factors, models = solved.mean.shape
-    cov = solved.cov.reshape(factors, models, factors, models)
+    factors, models = solved.abilities.shape
+    covariance = solved.covariance.reshape(factors, models, factors, models)
     by_kernels = np.empty_like(kernels)
     for factor in range(factors):
-        centred = solved.mean[factor]
+        centred = solved.abilities[factor]
         if factor == 0:
-            centred = centred - problem.mean
-        second_moment = np.outer(centred, centred) + cov[factor, :, factor, :]
+            centred = centred - problem.expected_ability
+        second_moment = np.outer(centred, centred) + covariance[factor, :, factor, :]
         prior = solved.prior[factor]
         by_kernel = 0.5 * (prior @ second_moment @ prior - prior)
         by_kernels[factor] = kernels[factor] * np.tensordot(problem.grams, by_kernel, 2)
     return by_kernels
 
 
-def _covariance_blocks(cov: Floats) -> Floats:
+def _covariance_blocks(covariance: Floats) -> Floats:
     """Return the covariance of the abilities by pairs of factors: (factors², models²)."""
-    factors = len(cov)
-    by_factors = np.ascontiguousarray(cov.transpose(0, 2, 1, 3))
+    factors = len(covariance)
+    by_factors = np.ascontiguousarray(covariance.transpose(0, 2, 1, 3))
     return np.asarray(by_factors.reshape(factors**2, -1))
 
 
@@ -344,31 +385,37 @@ def _log_prior(vector: Floats, weights: FactorWeights) -> tuple[float, Floats]:
     tasks, factors = weights.loadings.shape
     centre = np.zeros(factors)
     centre[0] = LOADING
-    spread = np.full(factors, FURTHER_SPREAD)
+    spread = np.full(factors, FURTHER_LOADING_SPREAD)
     spread[0] = LOADING_SPREAD
     loading_errors = (weights.loadings - centre) / spread
     loading_end = tasks * factors
-    rest_end = loading_end + tasks
-    log_own = np.full(tasks, np.log(OWN))
-    kin_logit = np.log(KIN / (1 - KIN))
+    residual_end = loading_end + tasks
+    log_direct_weight = np.full(tasks, np.log(DIRECT_WEIGHT))
+    lineage_logit = np.log(LINEAGE_SHARE / (1 - LINEAGE_SHARE))
     log_kernels = np.log(_expected_kernels(*weights.kernels.shape)).ravel()
-    other_errors = vector[rest_end:] - np.concatenate([log_own, [kin_logit], log_kernels])
+    other_errors = vector[residual_end:] - np.concatenate(
+        [log_direct_weight, [lineage_logit], log_kernels]
+    )
     other_spread = np.concatenate([np.ones(tasks + 1), np.full(len(log_kernels), KERNEL_SPREAD)])
     loading_square = float((loading_errors**2).sum())
     other_square = float(((other_errors / other_spread) ** 2).sum())
     log_prior = -0.5 * loading_square - 0.5 * other_square
-    log_prior -= REST_WEIGHT * float((np.log(weights.rest) + REST / weights.rest).sum())
+    log_prior -= RESIDUAL_PRIOR_WEIGHT * float(
+        (np.log(weights.residual_variance) + RESIDUAL_VARIANCE / weights.residual_variance).sum()
+    )
     gradient = np.empty_like(vector)
     gradient[:loading_end] = (-loading_errors / spread).ravel()
-    gradient[loading_end:rest_end] = -REST_WEIGHT * (1.0 - REST / weights.rest)
-    gradient[rest_end:] = -other_errors / other_spread**2
+    gradient[loading_end:residual_end] = -RESIDUAL_PRIOR_WEIGHT * (
+        1.0 - RESIDUAL_VARIANCE / weights.residual_variance
+    )
+    gradient[residual_end:] = -other_errors / other_spread**2
     return log_prior, gradient
 
 
 def _expected_kernels(factors: int, parts: int) -> Floats:
     """Return the kernel weights to start from and to shrink to."""
     weights = np.full((factors, parts), FURTHER_KERNEL)
-    weights[0] = KERNEL
+    weights[0] = FIRST_KERNEL
     return weights
 
 
@@ -400,11 +447,11 @@ class CellPosterior:
     variance: Floats  # (rows, tasks)
     common: Floats  # (tasks,): of the variance, what all rows share: how hard the task is
     through: Floats  # (tasks, rows, models): A_t
-    rest: Floats  # (tasks, rows, rows): covariance of e_t
-    loadings: Floats  # (tasks, factors)
+    residual_covariance: Floats  # (tasks, rows, rows): covariance of e_t
+    loadings: Floats  # (tasks, factors): λ
     base: Floats  # (rows, tasks): mean at abilities zero, G_t·y_t
     abilities: Floats  # (factors, models)
-    cov: Floats  # (factors, models, factors, models)
+    covariance: Floats  # (factors, models, factors, models), of the abilities
 
     def covariance_with(self, weights: Floats) -> tuple[Floats, Floats]:
         """Return the covariance of the rows' sums a = Σ_t weights·z, and that of each sum with every cell.
@@ -423,10 +470,10 @@ class CellPosterior:
         with_cells = np.empty((rows, rows, tasks))
         for task in range(tasks):
             task_weights = weights[:, task]
-            weighted_rest = task_weights[:, None] * self.rest[task]
+            weighted_residual = task_weights[:, None] * self.residual_covariance[task]
             with_ability = np.einsum("iaj,a->ij", with_abilities, self.loadings[task])
-            with_cells[:, :, task] = with_ability @ self.through[task].T + weighted_rest
-            of_sums = of_sums + weighted_rest * task_weights
+            with_cells[:, :, task] = with_ability @ self.through[task].T + weighted_residual
+            of_sums = of_sums + weighted_residual * task_weights
         return 0.5 * (of_sums + of_sums.T), with_cells
 
     def covariance_with_cell(self, row: int, task: int) -> Floats:
@@ -435,7 +482,7 @@ class CellPosterior:
         cell = np.multiply.outer(self.loadings[task], self.through[task, row]).ravel()
         with_abilities = (self._flat_covariance() @ cell).reshape(factors, models)
         with_cells = np.einsum("tij,tj->it", self.through, self.loadings @ with_abilities)
-        with_cells[:, task] += self.rest[task, row]
+        with_cells[:, task] += self.residual_covariance[task, row]
         return np.asarray(with_cells)
 
     def draw_cells(self, count: int, rng: np.random.Generator) -> Iterator[Floats]:
@@ -443,23 +490,23 @@ class CellPosterior:
         rows, tasks = self.mean.shape
         factors, models = self.abilities.shape
         ability_root = _covariance_root(self._flat_covariance())
-        rest_roots = [_covariance_root(self.rest[task]) for task in range(tasks)]
+        residual_roots = [_covariance_root(self.residual_covariance[task]) for task in range(tasks)]
         for start in range(0, count, CHUNK):
-            size = min(CHUNK, count - start)
-            ability_noise = rng.standard_normal((size, factors * models)) @ ability_root.T
+            chunk_size = min(CHUNK, count - start)
+            ability_noise = rng.standard_normal((chunk_size, factors * models)) @ ability_root.T
             flat_abilities = self.abilities.ravel() + ability_noise
-            abilities = flat_abilities.reshape(size, factors, models)
-            chunk = np.empty((size, rows, tasks))
+            abilities = flat_abilities.reshape(chunk_size, factors, models)
+            chunk = np.empty((chunk_size, rows, tasks))
             for task in range(tasks):
                 task_ability = np.einsum("saj,a->sj", abilities, self.loadings[task])
-                noise = rng.standard_normal((size, rows)) @ rest_roots[task].T
+                noise = rng.standard_normal((chunk_size, rows)) @ residual_roots[task].T
                 through = task_ability @ self.through[task].T
                 chunk[:, :, task] = self.base[:, task] + through + noise
             yield chunk
 
     def _flat_covariance(self) -> Floats:
         """Return the covariance of the abilities: (factors·models, factors·models)."""
-        return self.cov.reshape(self.abilities.size, self.abilities.size)
+        return self.covariance.reshape(self.abilities.size, self.abilities.size)
 
 
 def predict_cells(
@@ -469,46 +516,50 @@ def predict_cells(
     tasks: npt.NDArray[np.intp],
 ) -> CellPosterior:
     """Return the distribution of the cells of ``rows`` × ``tasks``; a known cell is what it is."""
-    factors, models = solved.mean.shape
-    scores = np.nan_to_num(problem.z)
-    cov = solved.cov.reshape(factors, models, factors, models)
-    blocks = _covariance_blocks(cov)
+    factors, models = solved.abilities.shape
+    scores = np.nan_to_num(problem.scores)
+    covariance = solved.covariance.reshape(factors, models, factors, models)
+    blocks = _covariance_blocks(covariance)
     loadings = solved.weights.loadings[tasks]
     through = np.empty((len(tasks), len(rows), models))
-    rest = np.empty((len(tasks), len(rows), len(rows)))
-    base = np.empty((len(rows), len(tasks)))
+    residual_covariance = np.empty((len(tasks), len(rows), len(rows)))
+    prior_mean = np.empty((len(rows), len(tasks)))
     mean = np.empty((len(rows), len(tasks)))
     variance = np.empty((len(rows), len(tasks)))
     common = np.empty(len(tasks))
     for column, task in enumerate(tasks):
-        task_rest = solved.rest[task]
-        gain = task_rest[rows] @ solved.inverse[task]  # (rows, models); zero where unknown
+        task_residual = solved.residual_covariance[task]
+        gain = task_residual[rows] @ solved.inverse[task]  # (rows, models); zero where unknown
         task_through = -gain
         task_through[np.arange(len(rows)), rows] += 1.0
         through[column] = task_through
-        rest[column] = task_rest[np.ix_(rows, rows)] - gain @ task_rest[:, rows]
-        base[:, column] = gain @ scores[:, task]
-        mean[:, column] = base[:, column] + through[column] @ (loadings[column] @ solved.mean)
+        residual_covariance[column] = (
+            task_residual[np.ix_(rows, rows)] - gain @ task_residual[:, rows]
+        )
+        prior_mean[:, column] = gain @ scores[:, task]
+        mean[:, column] = prior_mean[:, column] + through[column] @ (
+            loadings[column] @ solved.abilities
+        )
         loading_products = np.multiply.outer(loadings[column], loadings[column]).ravel()
         ability_covariance = (loading_products @ blocks).reshape(models, models)
         through_variance = ((through[column] @ ability_covariance) * through[column]).sum(axis=1)
-        variance[:, column] = through_variance + np.diag(rest[column])
+        variance[:, column] = through_variance + np.diag(residual_covariance[column])
         mean_through = through[column].mean(axis=0)
         common[column] = float(
-            mean_through @ ability_covariance @ mean_through + rest[column].mean()
+            mean_through @ ability_covariance @ mean_through + residual_covariance[column].mean()
         )
     cells = np.ix_(rows, tasks)
-    is_known = problem.known[cells]
+    is_known = problem.is_known[cells]
     return CellPosterior(
         mean=np.where(is_known, scores[cells], mean),
         variance=np.where(is_known, 0.0, np.maximum(variance, 1e-12)),
         common=common,
         through=through,
-        rest=rest,
+        residual_covariance=residual_covariance,
         loadings=loadings,
-        base=base,
-        abilities=solved.mean,
-        cov=cov,
+        base=prior_mean,
+        abilities=solved.abilities,
+        covariance=covariance,
     )
 
 

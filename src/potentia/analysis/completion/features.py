@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.checkpoints.lineage import named_checkpoints
 from potentia.analysis.completion.factors import FactorProblem
 from potentia.analysis.completion.links import LEVEL_SPREAD, LinkScale, TaskLinks
 from potentia.errors import InputError
@@ -49,18 +48,10 @@ class Kinship:
     @classmethod
     def look_up(cls, models: Sequence[str], table: ModelTable) -> Kinship:
         """Look the models up; the checkpoints of a run (``run@step``) are one family."""
-        checkpoints = named_checkpoints(models)
-        lineages = Background.of(models, table=table).lineages
-        families = []
-        for model in models:
-            facts = table.find(model)
-            if facts and facts.family:
-                families.append(facts.family)
-            elif model in checkpoints:
-                families.append(f"run {checkpoints[model].series}")
-            else:
-                families.append(f"alone {model}")
-        return cls(tuple(families), tuple(lineages.get(model, model) for model in models))
+        background = Background.of(models, table=table)
+        families = [background.families.get(model, f"alone {model}") for model in models]
+        lineages = [background.lineages.get(model, model) for model in models]
+        return cls(tuple(families), tuple(lineages))
 
 
 @dataclass(frozen=True)
@@ -74,11 +65,11 @@ class UncertainInput:
     def standardize(cls, values: npt.ArrayLike) -> UncertainInput:
         """Standardize values with NaN where unknown; all alike, they say nothing: 0 and 0 throughout."""
         numbers = np.asarray(values, dtype=np.float64)
-        known = np.isfinite(numbers)
-        if known.sum() < 2 or np.ptp(numbers[known]) < 1e-12:
+        is_known = np.isfinite(numbers)
+        if is_known.sum() < 2 or np.ptp(numbers[is_known]) < 1e-12:
             return cls(np.zeros(len(numbers)), np.zeros(len(numbers)))
-        standard = (numbers - numbers[known].mean()) / numbers[known].std()
-        return cls(np.where(known, standard, 0.0), np.where(known, 0.0, 1.0))
+        standard = (numbers - numbers[is_known].mean()) / numbers[is_known].std()
+        return cls(np.where(is_known, standard, 0.0), np.where(is_known, 0.0, 1.0))
 
     def linear_kernel(self) -> Floats:
         """Return the kernel that is linear in this quantity."""
@@ -90,9 +81,9 @@ class ModelFeatures:
     """What a ``FactorProblem`` needs to know of models, and each task's mean direct score."""
 
     grams: Floats  # (parts, models, models)
-    mean: Floats  # (models,): where the first ability is expected
-    kin: Floats  # (models, models)
-    own: Floats  # (models, tasks)
+    expected_ability: Floats  # (models,): of the first ability
+    lineage: Floats  # (models, models): 1 where two models are of one lineage
+    direct_scores: Floats  # (models, tasks): what the components do not say of them
     direct_means: Floats  # (tasks,): on the link scale, NaN where unknown
 
 
@@ -107,30 +98,33 @@ def describe_models(
     columns, column_tasks = _stack_direct_scores(models, direct)
     component_means, component_variances = fit_components(columns, COMPONENTS)
     inputs = {}
-    for k in range(component_means.shape[1]):
-        inputs[f"component {k + 1}"] = UncertainInput(
-            component_means[:, k], component_variances[:, k]
+    for component in range(component_means.shape[1]):
+        inputs[f"component {component + 1}"] = UncertainInput(
+            mean=component_means[:, component], variance=component_variances[:, component]
         )
     curved_inputs = [*inputs, "size"]
     smooth_inputs = [*list(inputs)[:SMOOTH_COMPONENTS], "size"]
     months = _months_of_release(models, table)
     inputs |= _inputs_from_facts(models, table, months)
-    lineage = _same_label(kinship.lineage)
-    family = _same_label(kinship.family)
-    parts = [known.linear_kernel() for known in inputs.values()]
+    lineage = _match_labels(kinship.lineage)
+    family = _match_labels(kinship.family)
+    parts = [quantity.linear_kernel() for quantity in inputs.values()]
     parts.append(_second_degree_kernel([inputs[name] for name in curved_inputs]))
     parts.append(_smooth_kernel([inputs[name] for name in smooth_inputs]))
-    parts += [family, _generation_kernel(family, months), lineage, _same_label(models)]
+    parts += [family, _generation_kernel(family, months), lineage, _match_labels(models)]
     telling_parts = [part for part in parts if np.abs(part).max(initial=0.0) > 1e-12]
-    expected_ability = np.asarray(
-        sum(w * inputs[name].mean for name, w in EXPECTED_WEIGHTS.items() if name in inputs)
+    expected_ability = np.zeros(len(models))
+    for name, weight in EXPECTED_WEIGHTS.items():
+        if name in inputs:
+            expected_ability = expected_ability + weight * inputs[name].mean
+    direct_scores, direct_means = _unexplained_direct_scores(
+        tasks, columns, column_tasks, component_means
     )
-    own, direct_means = _own_direct_scores(tasks, columns, column_tasks, component_means)
     return ModelFeatures(
         grams=np.stack(telling_parts),
-        mean=expected_ability,
-        kin=lineage,
-        own=own,
+        expected_ability=expected_ability,
+        lineage=lineage,
+        direct_scores=direct_scores,
         direct_means=direct_means,
     )
 
@@ -168,7 +162,7 @@ def _inputs_from_facts(
     }
 
 
-def fit_components(columns: Floats, most: int) -> tuple[Floats, Floats]:
+def fit_components(columns: Floats, most_components: int) -> tuple[Floats, Floats]:
     """Fit principal components of standardized columns with gaps, by EM: each row's mean and variance of each.
 
     Probabilistic PCA (Tipping & Bishop): x = W s + noise, s ~ N(0, 1). A row with gaps has wider scores, a row
@@ -178,49 +172,51 @@ def fit_components(columns: Floats, most: int) -> tuple[Floats, Floats]:
     rows = len(columns)
     columns = columns[:, np.isfinite(columns).sum(axis=0) > 1]
     columns = columns[:, np.nanstd(columns, axis=0) > 1e-9]
-    known = np.isfinite(columns)
-    rows_with_scores = int(known.any(axis=1).sum())
-    count = min(most, columns.shape[1], max(rows_with_scores - 1, 0))
+    has_score = np.isfinite(columns)
+    rows_with_scores = int(has_score.any(axis=1).sum())
+    count = min(most_components, columns.shape[1], max(rows_with_scores - 1, 0))
     if count < 1:
         return np.zeros((rows, 0)), np.zeros((rows, 0))
-    x = np.nan_to_num((columns - np.nanmean(columns, axis=0)) / np.nanstd(columns, axis=0))
-    _, singular, right = np.linalg.svd(x, full_matrices=False)
+    scores = np.nan_to_num((columns - np.nanmean(columns, axis=0)) / np.nanstd(columns, axis=0))
+    _, singular, right = np.linalg.svd(scores, full_matrices=False)
     loadings = right[:count].T * singular[:count] / np.sqrt(rows_with_scores)  # (columns, count)
     unexplained = float((singular[count:] ** 2).sum())
-    noise = max(unexplained / max(int(known.sum()), 1), LEAST_NOISE)
-    weight = known.astype(np.float64)
-    iterations = ITERATIONS if known.all() else ITERATIONS_WITH_GAPS
+    noise = max(unexplained / max(int(has_score.sum()), 1), LEAST_NOISE)
+    weight = has_score.astype(np.float64)
+    iterations = ITERATIONS if has_score.all() else ITERATIONS_WITH_GAPS
     for _ in range(iterations):
-        loadings, noise = _improve_loadings(x, weight, loadings, noise)
-    left, size, _ = np.linalg.svd(loadings, full_matrices=False)  # turned to principal axes
-    loadings = left * size
+        loadings, noise = _improve_loadings(scores, weight, loadings, noise)
+    axes, lengths, _ = np.linalg.svd(loadings, full_matrices=False)
+    loadings = axes * lengths  # turned to principal axes
     loadings = loadings * np.where(loadings.sum(axis=0) < 0, -1.0, 1.0)
-    mean, covariance = _score_rows(x, weight, loadings, noise)
+    mean, covariance = _score_rows(scores, weight, loadings, noise)
     variance = np.einsum("raa->ra", covariance)
     scale = np.sqrt((mean**2 + variance).mean(axis=0))
     return mean / scale, variance / scale**2
 
 
 def _improve_loadings(
-    x: Floats, weight: Floats, loadings: Floats, noise: float
+    scores: Floats, weight: Floats, loadings: Floats, noise: float
 ) -> tuple[Floats, float]:
     """Return loadings and noise after one step of EM."""
-    mean, covariance = _score_rows(x, weight, loadings, noise)
+    mean, covariance = _score_rows(scores, weight, loadings, noise)
     second_moment = covariance + mean[:, :, None] * mean[:, None, :]  # (rows, count, count)
     moment = np.einsum("rc,rab->cab", weight, second_moment) + 1e-6 * np.eye(loadings.shape[1])
-    products = np.einsum("rc,ra->ca", x * weight, mean)
+    products = np.einsum("rc,ra->ca", scores * weight, mean)
     loadings = np.linalg.solve(moment, products[:, :, None])[:, :, 0]
     fitted = np.einsum("ca,rab,cb->rc", loadings, second_moment, loadings, optimize=True)
-    error = weight * (x**2 - 2.0 * x * (mean @ loadings.T) + fitted)
+    error = weight * (scores**2 - 2.0 * scores * (mean @ loadings.T) + fitted)
     return loadings, max(float(error.sum() / weight.sum()), LEAST_NOISE)
 
 
-def _score_rows(x: Floats, weight: Floats, loadings: Floats, noise: float) -> tuple[Floats, Floats]:
+def _score_rows(
+    scores: Floats, weight: Floats, loadings: Floats, noise: float
+) -> tuple[Floats, Floats]:
     """Return each row's mean (rows, count) and covariance (rows, count, count) of the components."""
     information = np.einsum("rc,ca,cb->rab", weight, loadings, loadings) / noise
     precision = np.eye(loadings.shape[1]) + information
     covariance = np.linalg.inv(precision)
-    mean = np.einsum("rab,rb->ra", covariance, (x * weight) @ loadings / noise)
+    mean = np.einsum("rab,rb->ra", covariance, (scores * weight) @ loadings / noise)
     return mean, covariance
 
 
@@ -235,52 +231,52 @@ def _stack_direct_scores(
             dict(zip(matrix.tasks, matrix.metrics, strict=True)), matrix.values
         )
         no_scores = np.full((1, len(matrix.tasks)), np.nan)
-        z = np.vstack([links.forward(matrix.values), no_scores])
+        link_scores = np.vstack([links.forward(matrix.values), no_scores])
         row_of_model = {model: row for row, model in enumerate(matrix.models)}
         rows = [row_of_model.get(model, len(matrix.models)) for model in models]
-        blocks.append(z[rows])
+        blocks.append(link_scores[rows])
         tasks += matrix.tasks
     return np.concatenate(blocks, axis=1), tasks
 
 
-def _own_direct_scores(
+def _unexplained_direct_scores(
     tasks: Sequence[str],
     columns: Floats,
     column_tasks: Sequence[str],
     component_means: Floats,
 ) -> tuple[Floats, Floats]:
-    """Return each task's own direct score, standardized, less what the first components say of it; and its mean."""
-    own = np.zeros((len(columns), len(tasks)))
+    """Return each task's direct scores, standardized, less what the first components say of them; and their means."""
+    unexplained = np.zeros((len(columns), len(tasks)))
     means = np.full(len(tasks), np.nan)
     for position, task in enumerate(tasks):
         if task not in column_tasks:
             continue
         column = columns[:, column_tasks.index(task)]
-        known = np.isfinite(column)
-        if not known.any():
+        has_score = np.isfinite(column)
+        if not has_score.any():
             continue
-        means[position] = column[known].mean()
-        constant = np.ones(known.sum())
-        basis = np.column_stack([constant, component_means[known, :SMOOTH_COMPONENTS]])
-        spread = column[known].std()
-        if spread > 1e-9 and known.sum() > 2 * basis.shape[1]:
-            standard = (column[known] - means[position]) / spread
+        means[position] = column[has_score].mean()
+        constant = np.ones(has_score.sum())
+        basis = np.column_stack([constant, component_means[has_score, :SMOOTH_COMPONENTS]])
+        spread = column[has_score].std()
+        if spread > 1e-9 and has_score.sum() > 2 * basis.shape[1]:
+            standard = (column[has_score] - means[position]) / spread
             coefficients = np.linalg.lstsq(basis, standard, rcond=None)[0]
-            own[known, position] = standard - basis @ coefficients
-    return own, means
+            unexplained[has_score, position] = standard - basis @ coefficients
+    return unexplained, means
 
 
 def _second_degree_kernel(inputs: Sequence[UncertainInput]) -> Floats:
     """Return the kernel (x·x′/p)² of the inputs; unknown inputs add to the diagonal alone."""
-    linear = sum(np.outer(known.mean, known.mean) for known in inputs) / len(inputs)
-    variance = sum(known.variance for known in inputs) / len(inputs)
+    linear = sum(np.outer(quantity.mean, quantity.mean) for quantity in inputs) / len(inputs)
+    variance = sum(quantity.variance for quantity in inputs) / len(inputs)
     return np.asarray(linear**2 + np.diag(2.0 * np.diag(linear) * variance + variance**2))
 
 
 def _smooth_kernel(inputs: Sequence[UncertainInput]) -> Floats:
     """Return the Gaussian kernel of the inputs; what is unknown of a model weakens its correlation with every other."""
-    distance = sum((known.mean[:, None] - known.mean) ** 2 for known in inputs)
-    variance = sum(known.variance for known in inputs)
+    distance = sum((quantity.mean[:, None] - quantity.mean) ** 2 for quantity in inputs)
+    variance = sum(quantity.variance for quantity in inputs)
     damping = np.exp(-variance / (2.0 * SMOOTH_LENGTH**2))
     kernel = np.exp(-0.5 * distance / SMOOTH_LENGTH**2) * np.outer(damping, damping)
     np.fill_diagonal(kernel, 1.0)
@@ -296,7 +292,7 @@ def _generation_kernel(family: Floats, months: Floats) -> Floats:
     return np.asarray(kernel)
 
 
-def _same_label(labels: Sequence[str]) -> Floats:
+def _match_labels(labels: Sequence[str]) -> Floats:
     """Return 1 for every two rows with the same label, else 0."""
     _, codes = np.unique(np.asarray(labels, dtype=str), return_inverse=True)
     return np.asarray(codes[:, None] == codes, dtype=np.float64)
@@ -318,7 +314,7 @@ def build_problem(
     value_blocks = []
     stderr_blocks = []
     for matrix in matrices:
-        values_of_matrix, stderr_of_matrix, _ = matrix.laid_out(matrix.models, tasks)
+        values_of_matrix, stderr_of_matrix, _ = matrix.arrange(matrix.models, tasks)
         models += matrix.models
         value_blocks.append(values_of_matrix)
         stderr_blocks.append(stderr_of_matrix)
@@ -328,27 +324,31 @@ def build_problem(
     features = describe_models(models, kinship, tasks, direct, table)
     if scale is None:
         links = TaskLinks.choose(metrics, values, chances)
-        scale = LinkScale.fit(links, links.forward(values), features.direct_means, features.mean)
+        scale = LinkScale.fit(
+            links, links.forward(values), features.direct_means, features.expected_ability
+        )
+    excess = _excess_variance((stderr * scale.links.slope(values)) ** 2) / scale.spread**2
+    level_variance = (LEVEL_SPREAD / scale.spread) ** 2
     problem = FactorProblem(
-        z=scale.standardize(values),
-        excess=_excess_variance((stderr * scale.links.slope(values)) ** 2) / scale.spread**2,
+        scores=scale.standardize(values),
+        excess=excess,
         grams=features.grams,
-        mean=features.mean,
-        kin=features.kin,
-        own=features.own,
-        level_variance=(LEVEL_SPREAD / scale.spread) ** 2,
+        expected_ability=features.expected_ability,
+        lineage=features.lineage,
+        direct_scores=features.direct_scores,
+        level_variance=level_variance,
     )
     return problem, scale, kinship
 
 
 def _excess_variance(variance: Floats) -> Floats:
-    """Return the variance of each score beyond the median of its task; 0 where it is not known."""
-    known = np.isfinite(variance)
+    """Return the variance of each score beyond the median of its task; 0 where it has no error."""
+    has_error = np.isfinite(variance)
     usual = np.zeros(variance.shape[1])
     for column in range(variance.shape[1]):
-        if known[:, column].any():
-            usual[column] = np.median(variance[known[:, column], column])
-    return np.where(known, np.maximum(variance - usual, 0.0), 0.0)
+        if has_error[:, column].any():
+            usual[column] = np.median(variance[has_error[:, column], column])
+    return np.where(has_error, np.maximum(variance - usual, 0.0), 0.0)
 
 
 def _join_metrics(matrices: Sequence[ScoreMatrix]) -> dict[str, Metric]:

@@ -41,7 +41,7 @@ class StudyGrid:
         if matrix is None:
             values = stderr = n = np.full((len(self.models), len(self.tasks)), np.nan)
         else:
-            values, stderr, n = matrix.laid_out(self.models, self.tasks)
+            values, stderr, n = matrix.arrange(self.models, self.tasks)
         return ScoreMatrix(self.protocol, self.models, self.tasks, values, stderr, n, self.metrics)
 
 
@@ -61,17 +61,17 @@ def build_grid(evidence: Evidence) -> StudyGrid:
     requested_models: dict[str, None] = {}
     for study in studies:
         requested_protocols.update(study.protocols)
-        for task in study.benchmarks():
-            name = TaskName(task.name)
-            if name.sighted is None:  # a blind twin is a control, nothing to rank by
-                requested_tasks[name.whole] = None
+        for task in study.list_task_specs():
+            task_name = TaskName(task.name)
+            if task_name.sighted is None:  # a blind twin is a control, nothing to rank by
+                requested_tasks[task_name.whole] = None
         requested_models |= dict.fromkeys(row.name for row in study.rows())
     tuned_protocols = keep_names_in((TRAIN_BEFORE_TEST, ADJUST), requested_protocols)
     if not tuned_protocols:
         raise InputError("there is nothing to predict: no study of these scores tunes models")
     protocol = Protocol(tuned_protocols[0])
     metrics: dict[str, Metric] = {}
-    for matrix in reversed(evidence.planned.values()):
+    for matrix in reversed(evidence.final_scores.values()):
         metrics |= dict(zip(matrix.tasks, matrix.metrics, strict=True))
     with_metric = keep_names_in(requested_tasks, metrics)
     tasks = tuple(task for task in with_metric if not metrics[task].is_text)
@@ -120,19 +120,23 @@ def complete_grid(
     if measured is not None:
         tuned = replace(tuned, values=np.where(measured, tuned.values, np.nan))
     chances: dict[str, float] = {}
+    task_groups: dict[str, str] = {}
     for source in reversed(sources):  # what the study itself says comes last and holds
         chances |= source.background.chance
-    past = None if history is None else history.scores.get(grid.protocol)
+        task_groups |= source.background.task_groups
+    past_matrix = None if history is None else history.scores.get(grid.protocol)
     if facts is None and sources:
         facts = sources[0].facts
     # Small matrices: threads that wait for each other cost ten times more.
     with threadpool_limits(1, user_api="blas"):
+        direct = [source.scores[DIRECT] for source in sources if DIRECT in source.scores]
         return complete_matrix(
             tuned,
-            direct=[source.scores[DIRECT] for source in sources if DIRECT in source.scores],
-            history=None if past is None else past.benchmarks(),
+            direct=direct,
+            history=None if past_matrix is None else past_matrix.benchmarks(),
             facts=facts,
             chances=chances,
+            task_groups=task_groups,
             draws=draws,
         )
 
@@ -145,7 +149,7 @@ def predict_missing_cells(
     That takes direct scores of the models and enough of them; else a fit of model + task will do.
     """
     unfinished = [matrix for matrix in matrices if _can_predict_gaps(matrix)]
-    if not unfinished or not evidence.studies or DIRECT not in evidence.planned:
+    if not unfinished or not evidence.studies or DIRECT not in evidence.final_scores:
         return {}
     try:
         grid = build_grid(evidence)
@@ -161,8 +165,8 @@ def predict_missing_cells(
     columns = [grid.tasks.index(task) for task in matrix.tasks]
 
     def draw_cells(count: int, rng: np.random.Generator) -> Iterator[Floats]:
-        for chunk in completion.posterior.draw_cells(count, rng):
-            yield completion.fitted.scale.to_scores(chunk)[:, rows][:, :, columns]
+        for scores in completion.draw_scores(count, rng):
+            yield scores[:, rows][:, :, columns]
 
     return {matrix.protocol: draw_cells}
 

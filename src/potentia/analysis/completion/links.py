@@ -17,7 +17,7 @@ from enum import StrEnum
 import numpy as np
 
 from potentia.errors import InputError
-from potentia.facts import benchmark, chance
+from potentia.facts import compute_chance_score, find_benchmark_facts
 from potentia.values.metric import Metric
 from potentia.values.protocol import TaskName
 from potentia.values.scores import Floats
@@ -65,8 +65,8 @@ class TaskLinks:
         """Choose each task's link from its direction and from the known scores, (models, tasks) with NaN."""
         kinds = []
         for column, metric in enumerate(metrics.values()):
-            known = scores[np.isfinite(scores[:, column]), column]
-            kinds.append(_choose_link(known, higher_is_better=metric.higher_is_better))
+            measured_scores = scores[np.isfinite(scores[:, column]), column]
+            kinds.append(_choose_link(measured_scores, higher_is_better=metric.higher_is_better))
         guesses = []
         signs = []
         for task, metric in metrics.items():
@@ -122,11 +122,11 @@ class TaskLinks:
         return np.asarray(SHRINK + (1.0 - 2.0 * SHRINK) * share)
 
 
-def _choose_link(known: Floats, *, higher_is_better: bool) -> LinkKind:
+def _choose_link(measured_scores: Floats, *, higher_is_better: bool) -> LinkKind:
     """Choose the link of a task from its direction and its known scores."""
-    if higher_is_better and (np.abs(known) <= 1.0).all():
+    if higher_is_better and (np.abs(measured_scores) <= 1.0).all():
         return LinkKind.LOGIT
-    if not higher_is_better and (known > 0.0).all():
+    if not higher_is_better and (measured_scores > 0.0).all():
         return LinkKind.LOG
     return LinkKind.PLAIN
 
@@ -146,13 +146,13 @@ def score_of_guessing(
                 hint="chance is a score from 0 to below 1",
             )
         return given_chance
-    public = benchmark(TaskName(task).base)
+    public = find_benchmark_facts(TaskName(task).base)
     usual_metric = public.metric if public is not None else ""
     metric_name = (metric or usual_metric).partition("|")[0]
     if metric_name in ZERO_BY_GUESSING:
         return 0.0
     try:
-        return chance(task)
+        return compute_chance_score(task)
     except InputError:
         return 0.0
 
@@ -181,11 +181,11 @@ class LinkScale:
         centre = np.empty(tasks)
         spread = np.empty(tasks)
         for task, kind in enumerate(links.kinds):
-            known = np.isfinite(z[:, task])
-            scores = z[known, task]
+            is_measured = np.isfinite(z[:, task])
+            scores = z[is_measured, task]
             level, unit = _expect_level(kind, scores, direct_means[task])
             line = _fit_line(
-                standard_ability[known], (scores - level) / unit, has_ability=has_ability
+                standard_ability[is_measured], (scores - level) / unit, has_ability=has_ability
             )
             centre[task] = level + unit * line.level
             spread[task] = unit * line.spread
@@ -202,9 +202,9 @@ class LinkScale:
         return links.inverse(z * self.spread[:count] + self.centre[:count])
 
 
-def _expect_level(kind: LinkKind, scores: Floats, direct_mean: float) -> tuple[float, float]:
+def _expect_level(link_kind: LinkKind, scores: Floats, direct_mean: float) -> tuple[float, float]:
     """Return where a task's scores are expected on the link scale, and the unit of that scale."""
-    if kind is LinkKind.LOGIT:
+    if link_kind is LinkKind.LOGIT:
         mean_before = direct_mean if np.isfinite(direct_mean) else USUAL_DIRECT_MEAN
         return GAIN + CARRY * mean_before, 1.0
     if not len(scores):

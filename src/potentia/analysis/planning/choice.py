@@ -21,9 +21,22 @@ from potentia.analysis.rankings.lead import MissingEvidence
 from potentia.analysis.rankings.sentences import headline_sentence, missing_sentence, seed_sentence
 from potentia.analysis.stats import interval_of_score
 from potentia.analysis.stats.non_inferiority import MarginVerdict, judge_margin
-from potentia.analysis.wording import format_percent, join_names
+from potentia.analysis.wording import (
+    format_difference,
+    format_level,
+    format_percent,
+    format_range,
+    join_names,
+)
 from potentia.study import Price
-from potentia.values.findings import Cell, Finding, Interval, Table, jsonable, short_names
+from potentia.values.findings import (
+    Finding,
+    Interval,
+    Table,
+    TableValue,
+    short_names,
+    to_json_values,
+)
 from potentia.values.scores import Score
 from potentia.values.seeds import SeedSpread
 
@@ -46,8 +59,9 @@ class CandidateStanding:
 
     @property
     def examples(self) -> int:
-        """The examples that it was tested on."""
-        return 0 if self.tuned is None else self.tuned.n
+        """The examples that it was tested on: after fine-tuning, or before where there was none."""
+        score = self.direct if self.tuned is None else self.tuned
+        return 0 if score is None else score.n
 
 
 @dataclass(frozen=True)
@@ -64,20 +78,32 @@ class SmallerModel:
 def find_smaller_model(
     ranking: Ranking, parameters: Mapping[str, float], margin: float = MARGIN
 ) -> SmallerModel | None:
-    """Return the smallest model that is not worse than the best by more than a margin; None where there is none."""
-    best = ranking.first
-    if not ranking.can_claim or not math.isfinite(parameters.get(best, math.nan)):
+    """Return the smallest model that is not worse than the best by more than a margin; None where there is none.
+
+    Of several smaller models one is named only where its interval holds for all of them together (Bonferroni).
+    """
+    best_model = ranking.first
+    if not ranking.can_claim or not math.isfinite(parameters.get(best_model, math.nan)):
         return None
+    smaller_models = [
+        model
+        for model in ranking.models
+        if parameters.get(model, math.nan) < parameters[best_model]
+    ]
+    tail_share = (1 - ranking.level) / 2 / max(1, len(smaller_models))
     candidates = []
-    for model in ranking.models:
-        size = parameters.get(model, math.nan)
-        if model == best or not size < parameters[best]:
-            continue
-        difference = ranking.draws_of(model) - ranking.draws_of(best)
-        low, high = np.quantile(difference, [0.025, 0.975])
-        interval = Interval(float(difference.mean()), float(low), float(high))
+    for model in smaller_models:
+        parameter_count = parameters[model]
+        # below 0 where the smaller model is worse
+        score_differences = ranking.draws_of(model) - ranking.draws_of(best_model)
+        low, high = np.quantile(score_differences, [tail_share, 1 - tail_share])
+        interval = Interval(
+            float(score_differences.mean()), float(low), float(high), 1 - 2 * tail_share
+        )
         if judge_margin(interval, margin) in (MarginVerdict.NOT_WORSE, MarginVerdict.BETTER):
-            candidates.append(SmallerModel(model, size, parameters[best], interval, margin))
+            candidates.append(
+                SmallerModel(model, parameter_count, parameters[best_model], interval, margin)
+            )
     return min(candidates, key=lambda candidate: candidate.parameters, default=None)
 
 
@@ -91,7 +117,7 @@ class ModelChoice(Finding):
     missing: MissingEvidence | None  # what would separate the first two
     p_dropped_best: float  # chance that a model dropped before the end would have been the best
     seconds: float  # spent in all
-    train_examples: int  # that the finalists were tuned on
+    train_examples: int  # that the finalists were tuned on; 0 where no time was left for that
     test_examples: int
     standings: tuple[CandidateStanding, ...]
     notes: tuple[str, ...] = ()
@@ -113,6 +139,21 @@ class ModelChoice(Finding):
         return self._standing_of(self.best).p_best
 
     @property
+    def are_shares(self) -> bool:
+        """Whether the scores are shares of 1: people read their differences in points."""
+        for standing in self.standings:
+            score = standing.tuned or standing.direct
+            if score is not None:
+                return score.metric.has_unit_scale(score.value)
+        return False
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a larger score is a better one."""
+        scores = [standing.tuned or standing.direct for standing in self.standings]
+        return all(score.metric.higher_is_better for score in scores if score is not None)
+
+    @property
     def uses_baseline(self) -> bool:
         """Whether something cheap is at least as good as every candidate."""
         classification = self.classification
@@ -123,7 +164,7 @@ class ModelChoice(Finding):
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field, the best with its chance, and who is close to it."""
-        content = {field.name: jsonable(getattr(self, field.name)) for field in fields(self)}
+        content = {field.name: to_json_values(getattr(self, field.name)) for field in fields(self)}
         return content | {
             "best": self.best,
             "p_best": self.p_best,
@@ -151,13 +192,19 @@ class ModelChoice(Finding):
         return " ".join(self.sentences())
 
     def _sentences_on_best(self) -> list[str]:
-        others = [standing for standing in self.standings if standing.model != self.best]
-        if all(standing.problem for standing in others):
+        other_standings = [standing for standing in self.standings if standing.model != self.best]
+        if all(standing.problem for standing in other_standings):
             count = len(self.standings)
+            treated = "fine-tuned" if self.train_examples else "scored"
             return [
-                f"{self.best} is the only one of {count} that could be tuned: nothing was compared."
+                f"{self.best} is the only one of {count} that could be {treated}: nothing was compared."
             ]
-        sentences = [self._headline()]
+        sentences = []
+        if self.train_examples == 0:
+            sentences.append(
+                "No candidate was fine-tuned: scores before fine-tuning do not say which is best after it."
+            )
+        sentences.append(self._headline())
         if self.missing is not None and len(self.ranking.models) > 1:
             sentences.append(missing_sentence(self.missing))
         dropped = sum(standing.dropped_in_round is not None for standing in self.standings)
@@ -165,7 +212,7 @@ class ModelChoice(Finding):
             models = "The model that was" if dropped == 1 else f"The {dropped} models that were"
             chance = format_percent(self.p_dropped_best)
             sentences.append(
-                f"{models} dropped early had a chance of {chance} to be the best by the scores of that round."
+                f"{models} dropped early had a chance of {chance} to be the best, by the scores of that round."
             )
         about_seeds = None if self.seeds is None else seed_sentence(self.seeds)
         if about_seeds is not None and len(self.ranking.models) > 1:
@@ -175,9 +222,9 @@ class ModelChoice(Finding):
     def _headline(self) -> str:
         if len(self.ranking.models) < 2:
             return f"{self.best} alone reached the end."
-        tied = self._tied_models()
-        if len(tied) > 1:
-            names = short_names(tied)
+        tied_models = self._tied_models()
+        if len(tied_models) > 1:
+            names = short_names(tied_models)
             return f"{join_names(names)} are not significantly different here: each may be the best candidate."
         return headline_sentence(self.ranking)
 
@@ -188,8 +235,15 @@ class ModelChoice(Finding):
         return [model for model, chance in chances.items() if chance >= highest - TIED]
 
     def _smaller_sentence(self, smaller: SmallerModel) -> str:
-        name, best = short_names([smaller.model, self.best])
+        smaller_name, best_name = short_names([smaller.model, self.best])
         times = smaller.best_parameters / smaller.parameters
+        level = format_level(smaller.difference.level)
+        in_points = self.are_shares
+        margin = format_difference(smaller.margin, in_points=in_points)
+        difference = format_difference(smaller.difference.value, in_points=in_points, sign=True)
+        interval_text = format_range(
+            smaller.difference.low, smaller.difference.high, in_points=in_points, sign=True
+        )
         speeds = [
             self._standing_of(model).examples_per_second for model in (smaller.model, self.best)
         ]
@@ -197,9 +251,8 @@ class ModelChoice(Finding):
         if all(map(math.isfinite, speeds)) and speeds[0] > speeds[1]:
             speed = f" and {speeds[0] / speeds[1]:.1f} times as fast"
         return (
-            f"{name} is as good within {smaller.margin:g} (difference {smaller.difference.value:+.3f},"
-            f" 95 % interval {smaller.difference.low:+.3f} to {smaller.difference.high:+.3f}),"
-            f" {times:.1f} times smaller than {best}{speed}."
+            f"{smaller_name} is as good within {margin} (difference {difference}, {level} interval {interval_text}),"
+            f" {times:.1f} times smaller than {best_name}{speed}."
         )
 
     def _cost_sentence(self, price: Price) -> str:
@@ -207,17 +260,18 @@ class ModelChoice(Finding):
         sentence = f"This selection cost {price.format(self.seconds)} ({price})"
         speed = self._standing_of(self.best).examples_per_second
         if math.isfinite(speed):
-            (name,) = short_names([self.best])
-            sentence += f"; 1,000 predictions of {name} cost {price.format(1000 / speed)}"
+            (best_name,) = short_names([self.best])
+            sentence += f"; 1,000 predictions of {best_name} cost {price.format(1000 / speed)}"
         return f"{sentence}."
 
     def tables(self) -> Sequence[Table]:
         """Return the candidates, best first, and what more labels would change."""
-        rows: list[tuple[Cell, ...]] = []
-        for standing in self.standings:
-            rows.append(
+        table_rows: list[tuple[TableValue, ...]] = []
+        names = short_names([standing.model for standing in self.standings])
+        for model_name, standing in zip(names, self.standings, strict=True):
+            table_rows.append(
                 (
-                    standing.model,
+                    model_name,
                     _format_score(standing.direct),
                     _format_score(standing.tuned),
                     _format_chance(standing.p_best),
@@ -226,12 +280,13 @@ class ModelChoice(Finding):
                     self._describe_state(standing),
                 )
             )
-        title = (
-            f"{self.task} ({self.metric}): {self.train_examples} training examples,"
-            f" {self.test_examples} tested"
-        )
-        columns = ("model", "before", "after fine-tuning", "P(best)", "size", "predicts", "")
-        tables = [Table(title, columns, rows, " ".join(self.notes))]
+        training = f"{self.train_examples} training examples"
+        if self.train_examples == 0:
+            training = "before fine-tuning"
+        direction = "" if self.higher_is_better else ", lower is better"
+        title = f"{self.task} ({self.metric}{direction}): {training}, {self.test_examples} tested"
+        column_names = ("model", "before", "after fine-tuning", "P(best)", "size", "predicts", "")
+        tables = [Table(title, column_names, table_rows, " ".join(self.notes))]
         if self.curve is not None:
             tables += self.curve.tables()
         return tables
@@ -242,8 +297,8 @@ class ModelChoice(Finding):
             return f"dropped in round {standing.dropped_in_round}"
         if standing.problem:
             return standing.problem
-        tied = self._tied_models()
-        if standing.model in tied and len(tied) > 1:
+        tied_models = self._tied_models()
+        if standing.model in tied_models and len(tied_models) > 1:
             return "tied for best"
         if standing.model == self.best:
             return "best candidate" if self.uses_baseline else "best"
@@ -269,9 +324,9 @@ def _format_chance(chance: float) -> str | None:
 def _format_parameters(parameters: float) -> str | None:
     if not math.isfinite(parameters):
         return None
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if parameters >= size:
-            return f"{parameters / size:.3g}{unit}"
+    for unit_size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if parameters >= unit_size:
+            return f"{parameters / unit_size:.3g}{unit}"
     return f"{parameters:.0f}"
 
 

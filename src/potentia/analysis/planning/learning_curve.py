@@ -7,16 +7,27 @@ times the examples, in log units, measured on 30 published models (``bench/selec
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.analysis.stats.first_place import covariance_root, first_place_shares
+from potentia.analysis.stats.first_place import (
+    covariance_root,
+    first_place_shares,
+    student_widening,
+)
 from potentia.analysis.wording import format_percent
-from potentia.values.findings import Cell, Finding, Table, short_names
-from potentia.values.scores import Floats
+from potentia.values.clusters import (
+    LEAST_CLUSTERS,
+    Clusters,
+    clustered_covariance,
+    degrees_of_freedom,
+)
+from potentia.values.findings import Finding, Table, TableValue, short_names
+from potentia.values.scores import NO_CLUSTERS, Floats
 
 FACTOR = 4.0  # how many times the examples the outlook is for
 LINE_ERROR = 0.02
@@ -63,16 +74,16 @@ class LearningCurve(Finding):
         row = self.models.index(model)
         return float(self.errors[row, 1] - self.expected[row])
 
-    def sentence(self, best: str | None = None) -> str:
+    def sentence(self, best_model: str | None = None) -> str:
         """Say what more labels would bring, and whether they would change the winner."""
-        current = best if best in self.models else self.best_now
+        current = best_model if best_model in self.models else self.best_now
         names = dict(zip(self.models, short_names(list(self.models)), strict=True))
         chances = dict(zip(self.models, self.p_best.tolist(), strict=True))
-        gain = max(self.gain_of(current), 0.0)
-        amount = f"about +{100 * gain:.1f} points"
+        expected_gain = max(self.gain_of(current), 0.0)
+        amount = f"about +{100 * expected_gain:.1f} points"
         if not self.higher_is_better:
-            amount = f"about −{gain:.3f}"
-        if gain < SMALL_GAIN:
+            amount = f"about −{expected_gain:.3f}"
+        if expected_gain < SMALL_GAIN:
             amount = "hardly any gain"
         start = f"With {FACTOR:g} times the labels ({self._more_examples:,}): {amount}"
         if len(self.models) < 2:
@@ -94,20 +105,27 @@ class LearningCurve(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the scores at both sizes, and what is expected of more."""
-        rows: list[tuple[Cell, ...]] = []
-        for row, name in enumerate(short_names(list(self.models))):
+        table_rows: list[tuple[TableValue, ...]] = []
+        for row, model_name in enumerate(short_names(list(self.models))):
             small, large = map(self._score_of, self.errors[row])
             expected = self._score_of(self.expected[row])
-            rows.append((name, small, large, expected, float(self.p_best[row])))
+            table_rows.append((model_name, small, large, expected, float(self.p_best[row])))
         columns = ("model", *(f"{size:,} labels" for size in (*self.sizes, self._more_examples)))
-        note = f"The last size is where the line through the first two leads. {self.sentence()}"
-        return [Table("More labels", (*columns, "P(best there)"), rows, note)]
+        note = "The score at the last size is extrapolated from the first two."
+        return [Table("More labels", (*columns, "P(best there)"), table_rows, note)]
 
     def _score_of(self, error: float) -> float:
         return float(1.0 - error) if self.higher_is_better else float(error)
 
 
-def extrapolate(small: Floats, large: Floats, ratio: float, factor: float = FACTOR) -> Floats:
+def extrapolate(
+    small: Floats,
+    large: Floats,
+    ratio: float,
+    factor: float = FACTOR,
+    *,
+    slope_kept: float = SLOPE_KEPT,
+) -> Floats:
     """Return errors at ``factor`` times the larger size, by the lines through two sizes that differ by ``ratio``.
 
     The models are in the last dimension. A slope of two points has noise, so slopes are drawn a tenth of the way to
@@ -115,7 +133,7 @@ def extrapolate(small: Floats, large: Floats, ratio: float, factor: float = FACT
     """
     slope = np.log(large / small) / math.log(ratio)
     mean_slope = slope.mean(axis=-1, keepdims=True)
-    shrunk_slope = mean_slope + SLOPE_KEPT * (slope - mean_slope)
+    shrunk_slope = mean_slope + slope_kept * (slope - mean_slope)
     return np.asarray(large * factor ** np.minimum(shrunk_slope, 0.0))
 
 
@@ -124,12 +142,13 @@ def measure_learning_curve(
     outcomes: Mapping[tuple[str, int], Mapping[int, float]],
     *,
     higher_is_better: bool,
+    cluster_by_example: Mapping[int, str] = NO_CLUSTERS,
     seed: int = 0,
 ) -> LearningCurve | None:
     """Return the curve of the models that were tuned on both sizes; None where there are no two sizes.
 
     ``outcomes`` are the scores of single examples by model and size: all models answered the same examples, so their
-    noise is drawn together.
+    noise is drawn together. Examples that share a passage (``cluster_by_example``) are drawn as one.
     """
     sizes = sorted({point.examples for point in points})
     if len(sizes) < 2:
@@ -143,54 +162,62 @@ def measure_learning_curve(
             models.append(point.model)
     if not models:
         return None
-    keys = [(model, size) for model in models for size in (small_size, large_size)]
+    keys = list(itertools.product(models, (small_size, large_size)))
     errors = np.array([error_by_point[key] for key in keys])
     rng = np.random.default_rng(seed)
-    drawn = errors + _draw_noise(keys, outcomes, rng)
+    drawn = errors + _draw_noise(keys, outcomes, cluster_by_example, rng)
     floor = _smallest_error(keys, outcomes)
     drawn = np.maximum(drawn, floor).reshape(DRAWS, len(models), 2)
     ratio = large_size / small_size
     later = extrapolate(drawn[:, :, 0], drawn[:, :, 1], ratio)
     later = later * np.exp(LINE_ERROR * rng.standard_normal(later.shape))
     table = np.maximum(errors, floor).reshape(len(models), 2)
+    expected = extrapolate(table[:, 0], table[:, 1], ratio)
     return LearningCurve(
         models=tuple(models),
         sizes=(small_size, large_size),
         errors=errors.reshape(len(models), 2),
-        expected=extrapolate(table[:, 0], table[:, 1], ratio),
+        expected=expected,
         p_best=first_place_shares(-later),
         higher_is_better=higher_is_better,
     )
 
 
 def _common_examples(
-    keys: Sequence[tuple[str, int]], outcomes: Mapping[tuple[str, int], Mapping[int, float]]
+    points: Sequence[tuple[str, int]], outcomes: Mapping[tuple[str, int], Mapping[int, float]]
 ) -> list[int]:
     """Return the examples that every model answered at every size."""
-    if not all(key in outcomes for key in keys):
+    if not all(point in outcomes for point in points):
         return []
-    return sorted(set.intersection(*(set(outcomes[key]) for key in keys)))
+    return sorted(set.intersection(*(set(outcomes[point]) for point in points)))
 
 
 def _draw_noise(
-    keys: Sequence[tuple[str, int]],
+    points: Sequence[tuple[str, int]],
     outcomes: Mapping[tuple[str, int], Mapping[int, float]],
+    cluster_by_example: Mapping[int, str],
     rng: np.random.Generator,
 ) -> Floats:
     """Draw what other test examples would have changed, (draws, keys); nothing where the outcomes are not known."""
-    examples = _common_examples(keys, outcomes)
-    if len(examples) < 2:
-        return np.zeros((DRAWS, len(keys)))
-    table = np.array([[outcomes[key][example] for example in examples] for key in keys])
-    covariance = np.cov(table) / len(examples)
+    examples = _common_examples(points, outcomes)
+    clusters = Clusters.of_examples(examples, cluster_by_example)
+    if clusters.count < LEAST_CLUSTERS:
+        return np.zeros((DRAWS, len(points)))
+    rows = []
+    for point in points:
+        rows.append([outcomes[point][example] for example in examples])
+    table = np.array(rows)
+    covariance = clustered_covariance(table, clusters)
+    if not clusters.are_independent:
+        covariance = covariance * student_widening(degrees_of_freedom(clusters)) ** 2
     # all right or all wrong is not without noise
-    covariance = covariance + np.eye(len(keys)) * 0.25 / len(examples) ** 2
-    return np.asarray(rng.standard_normal((DRAWS, len(keys))) @ covariance_root(covariance).T)
+    covariance = covariance + np.eye(len(points)) * 0.25 / len(examples) ** 2
+    return np.asarray(rng.standard_normal((DRAWS, len(points))) @ covariance_root(covariance).T)
 
 
 def _smallest_error(
-    keys: Sequence[tuple[str, int]], outcomes: Mapping[tuple[str, int], Mapping[int, float]]
+    points: Sequence[tuple[str, int]], outcomes: Mapping[tuple[str, int], Mapping[int, float]]
 ) -> float:
     """Return the error below which a test of this size sees nothing: half an example."""
-    examples = _common_examples(keys, outcomes)
+    examples = _common_examples(points, outcomes)
     return 0.5 / (len(examples) + 1) if examples else 1e-6

@@ -31,6 +31,7 @@ from potentia.analysis.stats.bootstrap import kendall_by_row, percentile_interva
 from potentia.analysis.stats.first_place import covariance_root
 from potentia.errors import InputError
 from potentia.values.findings import Finding, Interval, Table
+from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats
 
 Indices = npt.NDArray[np.intp]
@@ -58,10 +59,12 @@ class CellCosts:
 
     def __post_init__(self) -> None:
         if self.values.shape != (len(self.models), len(self.tasks)):
-            size = f"{len(self.models)} models × {len(self.tasks)} tasks"
-            raise InputError(f"costs are {self.values.shape}, but there are {size}")
+            grid_size = f"{len(self.models)} models × {len(self.tasks)} tasks"
+            raise InputError(f"costs are {self.values.shape}, but there are {grid_size}")
         if np.isinf(self.values).any() or (self.values < 0).any():
-            raise InputError("a cost is a number from 0 on, or NaN for a cell that cannot be run")
+            raise InputError(
+                "a cost is a number from 0 on, or NaN for a result that cannot be computed"
+            )
 
 
 @dataclass(frozen=True)
@@ -96,38 +99,38 @@ class NextCells(Finding):
             measure = f"share of the top {self.top} that is right"
         forecasts = [
             ("now", 0, 0.0, self.now),
-            ("after these cells", len(self.cells), self.cost, self.forecast),
+            ("after these results", len(self.cells), self.cost, self.forecast),
         ]
-        rows = []
+        table_rows = []
         for position, (model, task) in enumerate(self.cells):
             cost = self.costs[position]
-            rows.append((position + 1, model, task, cost, self.expected[position]))
+            table_rows.append((position + 1, model, task, cost, self.expected[position]))
         return [
             Table(
                 f"Expected {measure}",
-                ("", "cells", self.unit, "expected", "low", "high"),
+                ("", "results", self.unit, "expected", "low", "high"),
                 forecasts,
                 self._note(),
             ),
             Table(
-                f"Cells to run next ({self.protocol})",
+                f"Results to compute next ({Protocol(self.protocol).label})",
                 ("", "model", "task", self.unit, "expected"),
-                rows,
+                table_rows,
             ),
         ]
 
     def _note(self) -> str:
         """Say what would still be unmeasured, and whether the plan gets where it was asked to."""
-        note = f"All cells that are left after these cost {self.left:.4g} {self.unit}."
+        note = f"Everything that is left after these costs {self.left:.4g} {self.unit}."
         if self.confidence is None:
             return note
         if self.reached:
-            end = "These cells reach"
+            reached_words = "These results reach"
         elif self.budget is None:
-            end = "These cells do not reach"
+            reached_words = "These results do not reach"
         else:
-            end = "The budget ends before"
-        return f"{note} {end} the {self.confidence:g} asked for."
+            reached_words = "The budget ends before"
+        return f"{note} {reached_words} the {self.confidence:g} asked for."
 
 
 def choose_cells(
@@ -137,14 +140,14 @@ def choose_cells(
     budget: float | None = None,
     confidence: float | None = None,
     top: int | None = None,
-    most: int | None = None,
+    max_cells: int | None = None,
 ) -> NextCells:
     """Choose the unmeasured cells that are worth the most per cost, within ``budget`` or up to ``confidence``.
 
-    Give a budget, a confidence, or both (the first that is met ends the plan); ``most`` bounds the number of cells,
-    for the next wave of an adaptive run. Cells of cost zero are free and always fit.
+    Give a budget, a confidence, or both (the first that is met ends the plan); ``max_cells`` bounds the number of
+    cells, for the next wave of an adaptive run. Cells of cost zero are free and always fit.
     """
-    if budget is None and confidence is None and most is None:
+    if budget is None and confidence is None and max_cells is None:
         raise InputError(
             "a plan needs a budget or a confidence", hint="give budget=…, confidence=… or most=…"
         )
@@ -153,23 +156,23 @@ def choose_cells(
     remaining_costs = cell_costs.copy()
     remaining_budget = np.inf if budget is None else float(budget)
     state = PlanState(completion, top)
-    now = state.forecast()
-    goal = np.inf if confidence is None else stopping_probability(confidence, top)
-    held = now.value
+    current_forecast = state.forecast()
+    goal_probability = np.inf if confidence is None else stopping_probability(confidence, top)
+    expected_agreement = current_forecast.value
     if top is not None:
         # The expected share of the named top that is truly in it, over the draws; for top 1, P(best).
-        held = float(np.sort(completion.p_top(top))[-top:].mean())
+        expected_agreement = float(np.sort(completion.p_top(top))[-top:].mean())
     missing_tasks = np.zeros(len(completion.models), dtype=int)
     if top is not None and confidence is not None:
         missing_tasks = _count_missing_tasks(completion, top)
-    settled = held >= goal and not missing_tasks.any()
+    settled = expected_agreement >= goal_probability and not missing_tasks.any()
     cells: list[tuple[int, int]] = []
     expected: list[float] = []
-    while held < goal or missing_tasks.any():
-        if most is not None and len(cells) >= most:
+    while expected_agreement < goal_probability or missing_tasks.any():
+        if max_cells is not None and len(cells) >= max_cells:
             break
         open_cells = np.isfinite(remaining_costs) & (remaining_costs <= remaining_budget)
-        if held >= goal:
+        if expected_agreement >= goal_probability:
             open_cells &= missing_tasks[:, None] > 0
         cell = state.best_cell(open_cells, remaining_costs)
         if cell is None:
@@ -180,8 +183,8 @@ def choose_cells(
         model = cell[0]
         missing_tasks[model] = max(missing_tasks[model] - 1, 0)
         cells.append(cell)
-        held = state.expected()
-        expected.append(held)
+        expected_agreement = state.compute_expected_value()
+        expected.append(expected_agreement)
     forecast = state.forecast()
     return NextCells(
         protocol=completion.protocol,
@@ -193,7 +196,7 @@ def choose_cells(
         budget=budget,
         confidence=confidence,
         top=top,
-        now=now,
+        now=current_forecast,
         forecast=forecast,
         expected=tuple(expected),
         reached=confidence is not None and forecast.value >= confidence,
@@ -233,7 +236,7 @@ def _count_missing_tasks(completion: Completion, top: int) -> npt.NDArray[np.int
     What is said of a model that was never tuned rests on its relatives and its direct scores, and it may be unlike; so
     may the first rivals, however unlikely they seem by then.
     """
-    chances = completion.p_top(top)
+    chances = completion.p_top_undoubted(top)
     must_be_measured = chances >= TOP_CHANCE
     likeliest = np.lexsort((-completion.aggregate, -chances))
     must_be_measured[likeliest[: top + RIVALS]] = True
@@ -248,7 +251,8 @@ def _order_costs(completion: Completion, costs: CellCosts) -> Floats:
     missing += [task for task in completion.tasks if task not in costs.tasks]
     if missing:
         raise InputError(
-            f"no costs for {', '.join(missing[:5])}", hint="give NaN for cells that cannot be run"
+            f"no costs for {', '.join(missing[:5])}",
+            hint="give NaN for results that cannot be computed",
         )
     row_of_model = {model: row for row, model in enumerate(costs.models)}
     column_of_task = {task: column for column, task in enumerate(costs.tasks)}
@@ -290,7 +294,7 @@ class PlanState:
         slope = measure_steepness(self.posterior, scale)
         is_fixed = completion.measured | (spread < 1e-12)
         weights = np.where(is_fixed, 0.0, slope / np.maximum(spread, 1e-12))
-        covariance, with_cells = self.posterior.covariance_with(weights / len(completion.tasks))
+        covariance, with_cells = self.posterior.covariance_with(weights * completion.task_weights)
         # The spread of whole rows was checked apart from that of cells; both sides of g·gᵀ/v scale with it.
         wider = completion.fitted.calibration.wider
         self.start_covariance = covariance * wider**2  # C: (models, models)
@@ -326,18 +330,20 @@ class PlanState:
 
     def _removed_variance(self, places: Indices) -> Floats:
         """Return how much of the aggregates' variance about their common mean each cell takes away."""
-        g = self.with_cells[:, places[:, 0], places[:, 1]]  # (models, places)
-        v = self.variance[tuple(places.T)]
+        covariance = self.with_cells[:, places[:, 0], places[:, 1]]  # (models, places)
+        variance = self.variance[tuple(places.T)]
         models = len(self.aggregate)
-        return np.asarray(((g**2).sum(axis=0) - g.sum(axis=0) ** 2 / models) / v)
+        return np.asarray(
+            ((covariance**2).sum(axis=0) - covariance.sum(axis=0) ** 2 / models) / variance
+        )
 
     def _count_removed_misorderings(self, places: Indices, pairs: _OpenPairs) -> Floats:
         """Return the share of the expected misorderings that each cell takes away."""
-        g = self.with_cells[:, places[:, 0], places[:, 1]]
+        covariance = self.with_cells[:, places[:, 0], places[:, 1]]
         v = self.variance[tuple(places.T)]
         difference = (self.aggregate[pairs.first] - self.aggregate[pairs.second])[:, None]
         variance = _pair_variance(self.covariance, pairs.first, pairs.second)[:, None]
-        explained = (g[pairs.first] - g[pairs.second]) ** 2 / v
+        explained = (covariance[pairs.first] - covariance[pairs.second]) ** 2 / v
         after = expected_misorder(difference, variance, explained)
         removed = pairs.importance @ (pairs.p_misordered[:, None] - after)
         total = float(pairs.importance @ pairs.p_misordered)
@@ -354,7 +360,7 @@ class PlanState:
         p_misordered = ndtr(-difference / deviation)
         importance = np.ones(len(p_misordered))
         if self.top is not None:
-            p_top = self.completion.p_top(self.top)
+            p_top = self.completion.p_top_undoubted(self.top)
             only_first = p_top[first] * (1.0 - p_top[second])
             only_second = p_top[second] * (1.0 - p_top[first])
             importance = only_first + only_second
@@ -378,13 +384,15 @@ class PlanState:
             )
         variance = float(max(covariance[cell], 1e-12))
         row, column = cell
-        g = self.with_cells[:, row, column].copy()
+        taken_covariance = self.with_cells[:, row, column].copy()
         self.taken.append(_TakenCell(covariance, variance))
-        self.covariance = self.covariance - np.outer(g, g) / variance
-        self.with_cells = self.with_cells - g[:, None, None] * (covariance / variance)
+        self.covariance = self.covariance - np.outer(taken_covariance, taken_covariance) / variance
+        self.with_cells = self.with_cells - taken_covariance[:, None, None] * (
+            covariance / variance
+        )
         self.variance = np.maximum(self.variance - covariance**2 / variance, 0.0)
 
-    def expected(self) -> float:
+    def compute_expected_value(self) -> float:
         """Return the forecast's mean: in closed form for pairs, simulated for a top."""
         if self.top is not None:
             return self.forecast().value
@@ -416,7 +424,7 @@ class PlanState:
         tau_of_ties = 0.0 if open_root.any() and models > 1 else 1.0
         tau = kendall_by_row(believed[:compared], truth[:compared])
         return percentile_interval(
-            self.expected(), np.nan_to_num(tau, nan=tau_of_ties), level=level
+            self.compute_expected_value(), np.nan_to_num(tau, nan=tau_of_ties), level=level
         )
 
 

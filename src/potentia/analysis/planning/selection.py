@@ -6,7 +6,6 @@ The first round and the last are two sizes of training data, so a report on the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,14 +18,11 @@ from potentia.analysis.planning.learning_curve import (
 from potentia.analysis.planning.trust import Trust, answers_from_items, measure_trust
 from potentia.values.findings import Finding, Table
 from potentia.values.protocol import TRAIN_BEFORE_TEST
+from potentia.values.selection_studies import SelectionPart, SelectionStudy
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
     from potentia.store import CellRecord, Store
-
-FIRST_ROUND = "round-1"
-FINAL = "final"
-_ROUND_NAME = re.compile(rf"(.+)-(?:{FINAL}|round-\d+)")
 
 
 @dataclass(frozen=True)
@@ -36,10 +32,13 @@ class SelectionFinding(Finding):
     best: str
     curve: LearningCurve | None
     trust: Trust | None
+    basis: str = ""  # what the answer rests on, where the budget held no more than a trial
 
     def sentences(self) -> list[str]:
-        """Say both."""
+        """Say what the answer rests on, and both."""
         sentences = []
+        if self.basis:
+            sentences.append(self.basis)
         if self.curve is not None:
             sentences.append(self.curve.sentence(self.best))
         if self.trust is not None:
@@ -56,27 +55,46 @@ class SelectionFinding(Finding):
         return tables
 
 
-def find_selection(evidence: Evidence, best: str, *, seed: int = 0) -> SelectionFinding | None:
+def find_selection(
+    evidence: Evidence, best_model: str, *, seed: int = 0
+) -> SelectionFinding | None:
     """Return what the store of a selection says beside its ranking; None where it is no selection."""
     if not evidence.studies:
         return None
-    match = _ROUND_NAME.fullmatch(evidence.studies[-1].name)
-    if match is None:
+    latest = SelectionStudy.parse(evidence.studies[-1].name)
+    if latest is None:
         return None
+    if latest.part is SelectionPart.TRIAL:
+        return SelectionFinding(best_model, None, None, _describe_trial(evidence))
+    if not latest.fine_tunes:
+        return None
+    first_round = SelectionStudy(latest.selection, SelectionPart.ROUND, round_number=1)
     final_cells = [cell for cell in evidence.cells() if cell.protocol == TRAIN_BEFORE_TEST]
     if not final_cells:
         return None
     curve = None
     for store, _ in evidence.open_stores():
-        first_cells = _read_round(store, f"{match[1]}-{FIRST_ROUND}")
+        first_cells = _read_round(store, first_round.name)
         curve = _measure_curve(store, first_cells, final_cells, seed=seed)
-    return SelectionFinding(best, curve, _measure_trust(evidence, final_cells, best))
+    return SelectionFinding(best_model, curve, _measure_trust(evidence, final_cells, best_model))
 
 
-def _read_round(store: Store, name: str) -> list[CellRecord]:
+def _describe_trial(evidence: Evidence) -> str:
+    """Say how short the fine-tunings of a trial are: nothing else on the page does."""
+    updates = max((cell.selection.updates or 0 for cell in evidence.cells()), default=0)
+    examples = max(
+        (cell.provenance.task.training_examples or 0 for cell in evidence.cells()), default=0
+    )
+    extent = f"{examples} training examples"
+    if updates:
+        extent = f"{updates} training steps on {extent}"
+    return f"The budget of this selection was enough for a trial alone ({extent}): a longer one may change the order."
+
+
+def _read_round(store: Store, study_name: str) -> list[CellRecord]:
     """Return the cells of the latest study of a name."""
-    keys = [record.key for record in store.studies.read() if record.name == name]
-    return list(store.cells.read(study=keys[-1])) if keys else []
+    study = store.studies.find_latest(study_name)
+    return [] if study is None else list(store.cells.read(study=study.key))
 
 
 def _measure_curve(
@@ -86,21 +104,36 @@ def _measure_curve(
     *,
     seed: int,
 ) -> LearningCurve | None:
-    """Return the learning curve of the fold that was tuned on both sizes."""
-    fold = min((cell.task for cell in first_cells), default=None)
+    """Return the learning curve of the fold that was tuned on both sizes, by one recipe.
+
+    The store may have a first round of another budget, whose fine-tuning was a shorter one.
+    """
+    recipes = {cell.score.origin.recipe for cell in final_cells}
+    first_cells = [cell for cell in first_cells if cell.score.origin.recipe in recipes]
+    first_fold = min((cell.task for cell in first_cells), default=None)
     points = []
     outcomes: dict[tuple[str, int], Mapping[int, float]] = {}
+    cluster_by_example: dict[int, str] = {}
     higher_is_better = True
     for cell in (*first_cells, *final_cells):
-        examples = cell.provenance.task.splits.train.used
-        if cell.task != fold or not examples:
+        examples = cell.provenance.task.training_examples
+        if cell.task != first_fold or not examples:
             continue
         higher_is_better = cell.score.metric.higher_is_better
         error = 1.0 - cell.score.value if higher_is_better else cell.score.value
         points.append(CurvePoint(cell.model, examples, error))
         items = store.cells.read_items(cell.key)
-        outcomes[cell.model, examples] = {item.doc_id: item.value for item in items}
-    return measure_learning_curve(points, outcomes, higher_is_better=higher_is_better, seed=seed)
+        outcomes[cell.model, examples] = {outcome.doc_id: outcome.value for outcome in items}
+        cluster_by_example |= {
+            outcome.doc_id: outcome.cluster for outcome in items if outcome.cluster
+        }
+    return measure_learning_curve(
+        points,
+        outcomes,
+        higher_is_better=higher_is_better,
+        cluster_by_example=cluster_by_example,
+        seed=seed,
+    )
 
 
 def _measure_trust(evidence: Evidence, cells: Sequence[CellRecord], model: str) -> Trust | None:
@@ -108,5 +141,5 @@ def _measure_trust(evidence: Evidence, cells: Sequence[CellRecord], model: str) 
     answers = []
     of_model = [cell for cell in cells if cell.model == model]
     for fold, cell in enumerate(sorted(of_model, key=lambda cell: cell.task)):
-        answers += answers_from_items(evidence.items(cell.key), fold)
+        answers += answers_from_items(evidence.items(cell.key), cell.metric, fold)
     return measure_trust(answers)

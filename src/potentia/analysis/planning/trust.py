@@ -1,21 +1,27 @@
 """When not to trust a prediction: probabilities that mean what they say, and a threshold below which a person looks.
 
-Fine-tuned models are often too sure. One number, a temperature, divides the log-probabilities of the labels so that the
-right answers get as much probability as they deserve (Guo et al. 2017). It is fitted on tested rows, each answered by a
-model that did not see it. Whatever is reported of it is measured on other rows than it was fitted on.
+Fine-tuned models are often too sure. One number, a temperature, divides what the metric compares choices by
+(``values.choices``) so that the right answers get as much probability as they deserve (Guo et al. 2017). It is fitted
+on tested rows, each answered by a model that did not see it, and used only where it helps on rows that it was not
+fitted on. Whatever is reported is measured on such rows; rows that share a passage are held out together, and count as
+one cluster in the interval. ``potentia select`` measures it of its winner.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 
 from potentia.analysis.stats import wilson_interval
 from potentia.analysis.wording import format_percent
-from potentia.values.findings import Cell, Finding, Interval, Table
+from potentia.values.choices import compute_choice_logits
+from potentia.values.clusters import LEAST_CLUSTERS, Clusters, clustered_error
+from potentia.values.findings import Finding, Interval, Table, TableValue
 from potentia.values.scores import Floats, ItemOutcome
 
 TEMPERATURES = (0.05, 20.0)
@@ -23,17 +29,25 @@ FEWEST_ROWS = 20  # tested rows from which on anything is said
 GROUPS = 5  # in which rows are held out where there are no folds
 MOST_SENT = 0.5  # share of the rows that may go to a person
 BINS = 10
+LEAST_PROBABILITY = 1e-300  # that has a logarithm
+
+Mask = npt.NDArray[np.bool_]
+Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class TestedAnswer:
-    """One tested row: log-probabilities of its choices, which of them is right, and the fold that it was tested in."""
+    """One tested row: what its choices are compared by, which of them is right, and the fold that it was tested in.
+
+    Rows with the same ``cluster`` share a passage; it is empty where a row stands alone.
+    """
 
     __test__ = False  # no class of tests
 
-    logprobs: tuple[float, ...]
+    logits: tuple[float, ...]
     right: int
     fold: int = 0
+    cluster: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,7 @@ class Trust(Finding):
     rows: int
     accuracy: float
     temperature: float
-    error_before: float  # expected calibration error of the probabilities as they come
+    error_before: float  # expected calibration error of the probabilities without a temperature
     error_after: float  # with the temperature, on rows that it was not fitted on
     threshold: float | None  # of the probability, below which a person looks; None where none helps
     sent: float  # share of the rows below it
@@ -53,153 +67,234 @@ class Trust(Finding):
         """Say what to send to a person, and how right the rest is."""
         if self.threshold is None:
             if self.accuracy >= 1.0:
-                return "Every tested row was answered rightly: there is no need to send any to a person."
+                return "Every tested row was answered correctly: no need to send any to a person."
             return "The probabilities do not tell right answers from wrong ones: check all of them, or none."
         return (
-            f"Send the unsure {format_percent(self.sent)} to a person (probability below"
-            f" {self.threshold:.2f}): the others are right in {self.accuracy_above.value:.0%}"
+            f"Send predictions with a probability below {self.threshold:.2f} to a person"
+            f" ({format_percent(self.sent)} of the rows): {self.accuracy_above.value:.0%} of the others are right"
             f" ({self.accuracy_above.low:.0%} to {self.accuracy_above.high:.0%}),"
-            f" instead of {self.accuracy:.0%} of all."
+            f" against {self.accuracy:.0%} of all rows."
         )
 
     def tables(self) -> Sequence[Table]:
         """Return the figures."""
-        rows: list[tuple[Cell, ...]] = [
+        table_rows: list[tuple[TableValue, ...]] = [
             ("tested rows", self.rows),
             ("accuracy", self.accuracy),
             ("temperature", self.temperature),
-            ("calibration error, as it comes", self.error_before),
-            ("calibration error, with the temperature", self.error_after),
+            ("calibration error, uncalibrated", self.error_before),
+            ("calibration error, calibrated", self.error_after),
             ("threshold", self.threshold),
             ("share sent to a person", self.sent),
             ("accuracy above the threshold", self.accuracy_above.value),
         ]
-        return [Table("When not to trust it", ("", "value"), rows, self.sentence())]
+        return [Table("When not to trust it", ("", "value"), table_rows, self.sentence())]
 
 
-def answers_from_items(items: Sequence[ItemOutcome], fold: int = 0) -> list[TestedAnswer]:
-    """Return the tested rows of a cell that chooses; none where it writes."""
+def answers_from_items(
+    items: Sequence[ItemOutcome], metric: str, fold: int = 0
+) -> list[TestedAnswer]:
+    """Return the tested rows of a multiple-choice result, by its metric; none of a generated one."""
     answers = []
-    for item in items:
-        choices = item.detail.get("choices")
-        logprobs = item.detail.get("logprobs")
-        if not choices or not logprobs or item.gold not in choices:
+    for outcome in items:
+        choices = outcome.detail.get("choices")
+        logprobs = outcome.detail.get("logprobs")
+        if not choices or not logprobs or outcome.gold not in choices:
             continue
-        values = tuple(float(value) for value in logprobs[: len(choices)])
+        values = [float(value) for value in logprobs[: len(choices)]]
         if len(values) == len(choices) and np.isfinite(values).all():
-            answers.append(TestedAnswer(values, list(choices).index(item.gold), fold))
+            logits = compute_choice_logits(metric, choices, values)
+            right = list(choices).index(outcome.gold)
+            answers.append(TestedAnswer(tuple(logits), right, fold, outcome.cluster))
     return answers
 
 
 def measure_trust(answers: Sequence[TestedAnswer]) -> Trust | None:
-    """Fit temperature and threshold on tested rows; None where there are too few."""
-    if len(answers) < FEWEST_ROWS:
+    """Fit temperature and threshold on tested rows; None where there are too few, or too few passages."""
+    clusters = _find_row_clusters(answers)
+    if len(answers) < FEWEST_ROWS or clusters.count < GROUPS:
         return None
-    groups = _hold_out_groups(answers)
-    right = np.array([_is_right(answer) for answer in answers])
-    plain = np.array([_top_probability(answer, 1.0) for answer in answers])
-    calibrated = np.empty(len(answers))
-    is_above = np.zeros(len(answers), dtype=bool)
-    has_threshold = True
-    for group in np.unique(groups):
-        is_held_out = groups == group
-        others = [answer for answer, held in zip(answers, is_held_out, strict=True) if not held]
-        temperature = fit_temperature(others)
-        other_probabilities = np.array([_top_probability(a, temperature) for a in others])
-        threshold = choose_threshold(other_probabilities, right[~is_held_out])
-        held_out = [answer for answer, held in zip(answers, is_held_out, strict=True) if held]
-        calibrated[is_held_out] = [_top_probability(answer, temperature) for answer in held_out]
-        if threshold is None:
-            has_threshold = False
-        else:
-            is_above[is_held_out] = calibrated[is_held_out] >= threshold
-    temperature = fit_temperature(answers)
-    final = np.array([_top_probability(answer, temperature) for answer in answers])
-    threshold = choose_threshold(final, right) if has_threshold else None
-    above = int(is_above.sum())
-    if threshold is None or not above or above == len(answers):
-        threshold = None
-        above = len(answers)
-        is_above[:] = True
+    rows = _TestedRows.stack(answers)
+    groups = hold_out_groups(answers)
+    uncalibrated = _hold_out_each_group(rows, groups, calibrate=False)
+    chosen = _hold_out_each_group(rows, groups, calibrate=True)
+    temperature = rows.fit_temperature()
+    if not chosen.is_better_than(uncalibrated):
+        chosen = uncalibrated
+        temperature = 1.0
+    threshold = None
+    if chosen.has_threshold and 0 < chosen.is_above.sum() < len(answers):
+        threshold = choose_threshold(rows.top_probabilities(temperature), rows.is_right)
+    is_above = np.ones(len(answers), dtype=bool) if threshold is None else chosen.is_above
+    clusters_above = Clusters.from_labels(clusters.numbers[is_above].tolist())
     return Trust(
         rows=len(answers),
-        accuracy=float(right.mean()),
+        accuracy=float(rows.is_right.mean()),
         temperature=temperature,
-        error_before=calibration_error(plain, right),
-        error_after=calibration_error(calibrated, right),
+        error_before=uncalibrated.calibration_error,
+        error_after=chosen.calibration_error,
         threshold=threshold,
-        sent=1.0 - above / len(answers),
-        accuracy_above=wilson_interval(float(right[is_above].mean()), above),
+        sent=1.0 - float(is_above.mean()),
+        accuracy_above=_measure_accuracy(rows.is_right[is_above], clusters_above),
     )
 
 
-def _hold_out_groups(answers: Sequence[TestedAnswer]) -> Floats:
-    """Return the group of each row: its fold, or where there is one fold, every fifth row together."""
+def fit_temperature(answers: Sequence[TestedAnswer]) -> float:
+    """Return the temperature under which the right answers are likeliest; 1 where all are right, or all wrong."""
+    return _TestedRows.stack(answers).fit_temperature()
+
+
+@dataclass(frozen=True)
+class _TestedRows:
+    """Tested rows as arrays; rows with fewer choices than others end with minus infinity."""
+
+    logits: Floats  # (rows, choices)
+    right: Positions  # (rows,)
+
+    @classmethod
+    def stack(cls, answers: Sequence[TestedAnswer]) -> _TestedRows:
+        """Return the arrays of these rows."""
+        most_choices = max(len(answer.logits) for answer in answers)
+        logits = np.full((len(answers), most_choices), -np.inf)
+        for row, answer in enumerate(answers):
+            logits[row, : len(answer.logits)] = answer.logits
+        return cls(logits, np.array([answer.right for answer in answers]))
+
+    def select(self, is_selected: Mask) -> _TestedRows:
+        """Return some of the rows."""
+        return _TestedRows(self.logits[is_selected], self.right[is_selected])
+
+    @property
+    def is_right(self) -> Mask:
+        """Which rows were answered rightly."""
+        return np.asarray(self.logits.argmax(axis=1) == self.right)
+
+    def soften(self, temperature: float) -> Floats:
+        """Return the probabilities of the choices, with their logits divided by a temperature."""
+        highest = self.logits.max(axis=1, keepdims=True)
+        weights = np.exp((self.logits - highest) / temperature)
+        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+    def top_probabilities(self, temperature: float) -> Floats:
+        """Return the probability of each row's answer."""
+        return np.asarray(self.soften(temperature).max(axis=1))
+
+    def losses(self, temperature: float) -> Floats:
+        """Return minus the log-probability of each row's right choice."""
+        probabilities = self.soften(temperature)[np.arange(len(self.right)), self.right]
+        return np.asarray(-np.log(np.maximum(probabilities, LEAST_PROBABILITY)))
+
+    def fit_temperature(self) -> float:
+        """Return the temperature under which the right answers are likeliest; 1 where all are right, or all wrong."""
+        if self.is_right.all() or not self.is_right.any():  # any extreme fits
+            return 1.0
+        low, high = np.log(TEMPERATURES)
+        fitted = minimize_scalar(
+            lambda log_temperature: float(self.losses(math.exp(log_temperature)).mean()),
+            bounds=(low, high),
+            method="bounded",
+        )
+        return float(np.exp(fitted.x))
+
+
+@dataclass(frozen=True)
+class _HeldOutResult:
+    """How temperatures and thresholds do on rows that they were not fitted on."""
+
+    log_loss: float  # mean over the rows, of the right answer
+    calibration_error: float
+    is_above: Mask  # rows whose answer is surer than the threshold
+    has_threshold: bool  # in every group
+
+    def is_better_than(self, other: _HeldOutResult) -> bool:
+        """Whether the right answers are likelier, and the probabilities no less true."""
+        return self.log_loss < other.log_loss and self.calibration_error <= other.calibration_error
+
+
+def _hold_out_each_group(rows: _TestedRows, groups: Floats, *, calibrate: bool) -> _HeldOutResult:
+    """Fit on all groups of rows but one, and measure on that one, for each of them in turn."""
+    probabilities = np.empty(len(groups))
+    losses = np.empty(len(groups))
+    is_above = np.zeros(len(groups), dtype=bool)
+    has_threshold = True
+    for group in np.unique(groups):
+        is_held_out = groups == group
+        fitted = rows.select(~is_held_out)
+        held_out = rows.select(is_held_out)
+        temperature = fitted.fit_temperature() if calibrate else 1.0
+        threshold = choose_threshold(fitted.top_probabilities(temperature), fitted.is_right)
+        probabilities[is_held_out] = held_out.top_probabilities(temperature)
+        losses[is_held_out] = held_out.losses(temperature)
+        if threshold is None:
+            has_threshold = False
+        else:
+            is_above[is_held_out] = probabilities[is_held_out] >= threshold
+    return _HeldOutResult(
+        log_loss=float(losses.mean()),
+        calibration_error=calibration_error(probabilities, rows.is_right),
+        is_above=is_above,
+        has_threshold=has_threshold,
+    )
+
+
+def hold_out_groups(answers: Sequence[TestedAnswer]) -> Floats:
+    """Return the group of each row: its fold, or where there is one fold, every fifth row or passage together."""
     folds = np.array([answer.fold for answer in answers], dtype=np.float64)
     if len(np.unique(folds)) > 1:
         return folds
-    return np.asarray(np.arange(len(answers)) % GROUPS, dtype=np.float64)
+    return np.asarray(_find_row_clusters(answers).numbers % GROUPS, dtype=np.float64)
 
 
-def _is_right(answer: TestedAnswer) -> bool:
-    return int(np.argmax(answer.logprobs)) == answer.right
+def _find_row_clusters(answers: Sequence[TestedAnswer]) -> Clusters:
+    """Return which rows share a passage."""
+    label_by_row = {row: answer.cluster for row, answer in enumerate(answers)}
+    return Clusters.of_examples(range(len(answers)), label_by_row)
 
 
-def soften(logprobs: Sequence[float], temperature: float) -> Floats:
-    """Return the probabilities of the choices with their log-probabilities divided by a temperature."""
-    scaled = np.asarray(logprobs, dtype=np.float64) / temperature
-    weights = np.exp(scaled - scaled.max())
-    return np.asarray(weights / weights.sum())
+def _measure_accuracy(right: Mask, clusters: Clusters) -> Interval:
+    """Return the share of right rows with its interval, which rows that share a passage widen."""
+    accuracy = float(right.mean())
+    rows = float(len(right))
+    if clusters.are_independent:
+        return wilson_interval(accuracy, rows)
+    independent_rows = float(clusters.count)
+    if clusters.count >= LEAST_CLUSTERS and 0 < accuracy < 1:
+        error = clustered_error(right, clusters)
+        if error > 0:
+            independent_rows = min(rows, accuracy * (1 - accuracy) / error**2)
+    return wilson_interval(accuracy, independent_rows)
 
 
-def _top_probability(answer: TestedAnswer, temperature: float) -> float:
-    return float(soften(answer.logprobs, temperature).max())
+def choose_threshold(probabilities: Floats, right: Mask) -> float | None:
+    """Return the lowest threshold above which the share of wrong answers is at most half of that among all.
 
-
-def fit_temperature(answers: Sequence[TestedAnswer]) -> float:
-    """Return the temperature under which the right answers are likeliest; 1 where all answers are of one kind."""
-    outcomes = {_is_right(answer) for answer in answers}
-    if len(outcomes) < 2:  # all right, or all wrong: any extreme fits
-        return 1.0
-
-    def mean_loss(log_temperature: float) -> float:
-        temperature = float(np.exp(log_temperature))
-        losses = [-np.log(max(soften(a.logprobs, temperature)[a.right], 1e-300)) for a in answers]
-        return float(np.mean(losses))
-
-    low, high = np.log(TEMPERATURES)
-    fitted = minimize_scalar(mean_loss, bounds=(low, high), method="bounded")
-    return float(np.exp(fitted.x))
-
-
-def choose_threshold(probabilities: Floats, right: Floats) -> float | None:
-    """Return the lowest threshold above which at most half as large a share of the answers is wrong.
-
-    None where no threshold that sends at most half of the rows away does that.
+    None where that would send more than half of the rows away, and where all answers are right.
     """
     target = 0.5 * (1.0 - float(np.mean(right)))
     if target <= 0:
         return None
     order = np.argsort(-probabilities, kind="stable")
-    wrong = np.cumsum(~np.asarray(right, dtype=bool)[order])
+    wrong = np.cumsum(~right[order])
     counts = np.arange(1, len(order) + 1)
     sorted_probabilities = probabilities[order]
     is_end = np.append(np.diff(sorted_probabilities) < 0, True)  # ties stay together
     is_fine = is_end & (wrong / counts <= target) & (counts >= (1 - MOST_SENT) * len(order))
     if not is_fine.any():
         return None
-    last = int(np.flatnonzero(is_fine)[-1])
-    if last + 1 >= len(order):
-        return float(sorted_probabilities[last])
-    return float((sorted_probabilities[last] + sorted_probabilities[last + 1]) / 2)
+    last_fine = int(np.flatnonzero(is_fine)[-1])
+    if last_fine + 1 >= len(order):
+        return float(sorted_probabilities[last_fine])
+    return float((sorted_probabilities[last_fine] + sorted_probabilities[last_fine + 1]) / 2)
 
 
-def calibration_error(probabilities: Floats, right: Floats) -> float:
+def calibration_error(probabilities: Floats, right: Mask) -> float:
     """Return the expected calibration error: how far stated and true shares differ, over ten bins."""
-    bins = np.minimum((probabilities * BINS).astype(int), BINS - 1)
+    bin_numbers = np.minimum((probabilities * BINS).astype(int), BINS - 1)
     error = 0.0
-    for number in np.unique(bins):
-        is_inside = bins == number
-        gap = abs(float(probabilities[is_inside].mean()) - float(np.mean(right[is_inside])))
-        error += float(is_inside.mean()) * gap
+    for number in np.unique(bin_numbers):
+        is_inside = bin_numbers == number
+        calibration_gap = abs(
+            float(probabilities[is_inside].mean()) - float(np.mean(right[is_inside]))
+        )
+        error += float(is_inside.mean()) * calibration_gap
     return error

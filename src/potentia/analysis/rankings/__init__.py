@@ -14,6 +14,7 @@ from potentia.analysis.rankings.decide import (
     CLAIM_PROBABILITY,
     ENOUGH_MODELS,
     ENOUGH_TASKS,
+    AggregateMethod,
     Ranking,
     decide_ranking,
 )
@@ -41,4 +42,8 @@ from potentia.analysis.rankings.scoreboard import (
     measure_gain_variance,
 )
 from potentia.analysis.rankings.screening import Screening, screen_tasks
-from potentia.analysis.rankings.sentences import agreement_sentence, resolution_sentence
+from potentia.analysis.rankings.sentences import (
+    agreement_sentence,
+    describe_preparation,
+    resolution_sentence,
+)

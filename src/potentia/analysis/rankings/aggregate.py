@@ -48,13 +48,14 @@ class Aggregate(Finding):
         return [self._tabulate_ranks(), self._tabulate_sensitivity()]
 
     def _tabulate_ranks(self) -> Table:
-        rows = list(zip(self.models, self.scores[:, 0], *self.ranks.T, strict=True))
+        table_rows = list(zip(self.models, self.scores[:, 0], *self.ranks.T, strict=True))
         order = np.argsort(self.ranks[:, 0], kind="stable")
-        size = f"{len(self.models)} models × {len(self.tasks)} tasks"
+        matrix_size = f"{len(self.models)} models × {len(self.tasks)} tasks"
+        title = f"Aggregate ranking ({self.protocol.label}, {matrix_size})"
         return Table(
-            f"Aggregate ranking ({self.protocol.label}, {size})",
+            title,
             ("model", self.methods[0], *(f"rank by {method}" for method in self.methods)),
-            select_positions(rows, order),
+            select_positions(table_rows, order),
             note="Intervals are those of the overall ranking.",
             digits=1,
         )
@@ -85,9 +86,10 @@ class Aggregate(Finding):
             "1 is best. PC1: score on the first principal component; mean z: mean z score over tasks; "
             "Borda: share of comparisons with other models won; mean rank: over tasks."
         )
+        title = f"Rank by each way of aggregating: {self.protocol.label}"
         chart = Heatmap(
             f"aggregate-methods-{self.protocol}",
-            f"Rank by each way of aggregating: {self.protocol.label}",
+            title,
             caption,
             select_positions(self.models, order),
             self.methods,
@@ -121,13 +123,14 @@ def aggregate_ranks(matrix: ScoreMatrix) -> Aggregate:
             first = np.argmax(np.where(defined, scores_without, -np.inf), axis=0)
             winners[row] = select_positions(matrix.models, first)
             tau[row] = kendall_matrix(scores[:, row : row + 1], scores_without)[0]
+    ranks = np.asarray(rankdata(-scores, axis=0, nan_policy="omit"))
     return Aggregate(
         protocol=matrix.protocol,
         models=matrix.models,
         tasks=matrix.tasks,
         methods=tuple(AGGREGATE_METHODS),
         scores=scores,
-        ranks=np.asarray(rankdata(-scores, axis=0, nan_policy="omit")),
+        ranks=ranks,
         winners=tuple(winners),
         tau=tau,
     )
@@ -149,10 +152,10 @@ def borda(values: Floats) -> Floats:
     With no score missing this orders the models as the mean rank does.
     """
     is_scored = np.isfinite(values)
-    wins = np.where(is_scored, _rank_on_tasks(values) - 1.0, 0.0).sum(axis=1)
+    win_counts = np.where(is_scored, _rank_on_tasks(values) - 1.0, 0.0).sum(axis=1)
     comparisons = np.where(is_scored, is_scored.sum(axis=0) - 1, 0).sum(axis=1)
     shares = np.full(len(values), np.nan)
-    return np.asarray(np.divide(wins, comparisons, out=shares, where=comparisons > 0))
+    return np.asarray(np.divide(win_counts, comparisons, out=shares, where=comparisons > 0))
 
 
 def negative_mean_rank(values: Floats) -> Floats:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.left_out import NO_ENTRIES, keep_names_in
+from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.bootstrap import (
     DEFAULT_SAMPLING,
     MODELS,
@@ -34,12 +35,13 @@ from potentia.analysis.stats.correlation import (
     mean_offdiagonal,
     nan_mean,
 )
-from potentia.analysis.stats.first_place import ENOUGH_MODELS
+from potentia.analysis.stats.first_place import ENOUGH_MODELS, student_widening
 from potentia.analysis.stats.reliability import (
     correlate_without_noise,
     measure_reliability,
     tau_of_correlation,
 )
+from potentia.analysis.stats.score_errors import believe_errors
 from potentia.analysis.stats.significance import tau_b_matrix
 from potentia.analysis.wording import format_level
 from potentia.errors import InputError
@@ -57,6 +59,7 @@ from potentia.values.findings import (
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
+LEAST_GROUPS = 2  # of tasks, that can be drawn; subsets of one benchmark alone are drawn themselves
 NOISE_BLOCK = 1 << 22  # scores drawn at once
 # Draws of noise for more models than FIRST_ORDER: their mean agreement hardly moves.
 MANY_MODELS_NOISE = 200
@@ -92,6 +95,7 @@ class Agreement(Finding):
     resampled_unit: str = (
         "models"  # what intervals of tasks and categories draw: models, families or lineages
     )
+    drawing: str = ""  # says what intervals draw, and which families were inferred
 
     @property
     def interval(self) -> Interval:
@@ -100,24 +104,23 @@ class Agreement(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the mean with its intervals, the mean per task, and the category matrix."""
-        size = f"{self.models} models × {len(self.tasks)} tasks"
-        scope = f"{METHOD_NAMES[self.method]}, {self.protocol.label}, {size}"
+        matrix_size = f"{self.models} models × {len(self.tasks)} tasks"
+        scope = f"{METHOD_NAMES[self.method]}, {self.protocol.label}, {matrix_size}"
         by_source = [(f"over {source}", mean) for source, mean in self.intervals.items()]
         order = np.argsort([mean.value for mean in self.per_task], kind="stable")
         by_task = list(zip(self.tasks, self.per_task, strict=True))
-        tables = [
-            Table(
-                f"Mean agreement over pairs of tasks ({scope})",
-                ("interval", "mean", "low", "high"),
-                by_source,
-            ),
-            Table(
-                f"Mean agreement of each task with the others ({scope})",
-                ("task", "mean", "low", "high"),
-                select_positions(by_task, order),
-                f"Intervals: bootstrap over {self.resampled_unit}.",
-            ),
-        ]
+        mean_table = Table(
+            f"Mean agreement over pairs of tasks ({scope})",
+            ("interval", "mean", "low", "high"),
+            by_source,
+        )
+        task_table = Table(
+            f"Mean agreement of each task with the others ({scope})",
+            ("task", "mean", "low", "high"),
+            select_positions(by_task, order),
+            self.drawing,
+        )
+        tables = [mean_table, task_table]
         if self.categories:
             tables.append(
                 Table(
@@ -167,8 +170,8 @@ class Agreement(Finding):
             )
         return charts
 
-    def _chart_name(self, kind: str) -> str:
-        return f"{kind}-{self.protocol}-{self.method}"
+    def _chart_name(self, chart_kind: str) -> str:
+        return f"{chart_kind}-{self.protocol}-{self.method}"
 
     def _chart_title(self, subject: str) -> str:
         return f"{subject}{_describe_ties(self.method)}: {self.protocol.label}"
@@ -177,10 +180,10 @@ class Agreement(Finding):
 def _explain_categories(categories: Sequence[str]) -> str:
     """Say what the short names of categories mean."""
     explained = []
-    for name in categories:
-        meaning = CATEGORIES.get(name, name)
-        if meaning.lower() != name.lower():
-            explained.append(f"{name}: {meaning}")
+    for category in categories:
+        meaning = CATEGORIES.get(category, category)
+        if meaning.lower() != category.lower():
+            explained.append(f"{category}: {meaning}")
     return f" {'; '.join(explained)}." if explained else ""
 
 
@@ -232,7 +235,7 @@ class AgreementChange(Finding):
         """Return the change of the mean, and of each task."""
         before = self.before.label
         after = self.after.label
-        size = f"{self.models} models × {len(self.tasks)} tasks"
+        matrix_size = f"{self.models} models × {len(self.tasks)} tasks"
         by_source = []
         for source, difference in self.difference.items():
             by_source.append((f"over {source}", self.mean_before, self.mean_after, difference))
@@ -247,26 +250,29 @@ class AgreementChange(Finding):
         )
         order = np.argsort(self.per_task_before, kind="stable")
         columns = (before, after, "difference", "low", "high")
-        return [
-            Table(
-                f"Agreement, {before} → {after} ({METHOD_NAMES[self.method]}, {size})",
-                ("interval", *columns),
-                by_source,
-                f"{self.pairs_improved} of {self.pairs} pairs of tasks agree more under {after}."
-                f"{self._describe_correction()}",
-            ),
-            Table(
-                f"Mean agreement of each task, {before} → {after}",
-                ("task", *columns),
-                select_positions(by_task, order),
-                f"Intervals: bootstrap over {self.resampled_unit}.",
-            ),
-        ]
+        mean_table = Table(
+            f"Agreement, {before} → {after} ({METHOD_NAMES[self.method]}, {matrix_size})",
+            ("interval", *columns),
+            by_source,
+            f"{self.pairs_improved} of {self.pairs} pairs of tasks agree more {self.after.phrase}."
+            f"{self._describe_correction()}",
+        )
+        task_table = Table(
+            f"Mean agreement of each task, {before} → {after}",
+            ("task", *columns),
+            select_positions(by_task, order),
+            f"Intervals: bootstrap over {self.resampled_unit}.",
+        )
+        return [mean_table, task_table]
 
     def _describe_correction(self) -> str:
         """Say what the agreement would be without test noise; nothing where that is not known."""
         difference = self.corrected_difference
         if not math.isfinite(difference.value):
+            return ""
+        # Both estimates at the end of the scale, or one outside its own interval: the correction says nothing.
+        is_cut = abs(self.corrected_before) == 1.0 and self.corrected_before == self.corrected_after
+        if is_cut or not difference.low <= difference.value <= difference.high:
             return ""
         level = format_level(difference.level)
         return (
@@ -283,11 +289,15 @@ class AgreementChange(Finding):
             self.after.label: self.mean_after,
         }
         means = [f"{format_mean(mean)} ({label})" for label, mean in mean_by_label.items()]
+        title = f"Mean ranking agreement of each task with all others{_describe_ties(self.method)}"
+        caption = (
+            f"{METHOD_NAMES[self.method]}; {', '.join(means)}; "
+            f"{self.pairs_improved} of {self.pairs} pairs agree more."
+        )
         chart = Bars(
             f"agreement-{self.before}-{self.after}-{self.method}",
-            f"Mean ranking agreement of each task with all others{_describe_ties(self.method)}",
-            f"{METHOD_NAMES[self.method]}; {', '.join(means)}; "
-            f"{self.pairs_improved} of {self.pairs} pairs agree more.",
+            title,
+            caption,
             select_positions(self.tasks, order),
             {
                 self.before.label: select_positions(self.per_task_before, order),
@@ -303,17 +313,27 @@ def measure_agreement(
     *,
     method: str = "kendall",
     categories: Mapping[str, str] = NO_ENTRIES,
+    task_groups: Mapping[str, str] = NO_ENTRIES,
     items: Mapping[str, npt.ArrayLike] | None = None,
     sampling: Sampling = DEFAULT_SAMPLING,
 ) -> Agreement:
     """Measure the agreement between all tasks of a matrix, with intervals; ``categories`` maps task to category.
 
     ``items[task]`` (models, items), where stored, replaces the standard errors as the source of noise. The interval of
-    the mean by model stands beside that by the units of ``sampling`` in any case.
+    the mean by model stands beside that by the units of ``sampling`` in any case; that over tasks draws the tasks of
+    one benchmark together, as names, facts and ``task_groups`` tell them.
     """
-    resamples = _resample_correlations([matrix], method, items, sampling)[0]
+    matrix = believe_errors(matrix)
+    resamples = _resample_correlations([matrix], method, items, sampling, task_groups)[0]
     listed = [categories[task] for task in keep_names_in(categories, matrix.tasks)]
     category_names = tuple(dict.fromkeys(filter(None, listed)))
+    per_task = percentile_intervals(
+        mean_offdiagonal(resamples.matrix, axis=True),
+        mean_offdiagonal(resamples.by_units, axis=True),
+        level=sampling.level,
+    )
+    by_category = _average_by_category(resamples.matrix, matrix.tasks, categories, category_names)
+    intervals = resamples.intervals(sampling.level)
     return Agreement(
         protocol=matrix.protocol,
         method=method,
@@ -321,17 +341,12 @@ def measure_agreement(
         tasks=matrix.tasks,
         matrix=resamples.matrix,
         mean=resamples.mean,
-        intervals=resamples.intervals(sampling.level),
-        per_task=percentile_intervals(
-            mean_offdiagonal(resamples.matrix, axis=True),
-            mean_offdiagonal(resamples.by_units, axis=True),
-            level=sampling.level,
-        ),
+        intervals=intervals,
+        per_task=per_task,
         categories=category_names,
-        by_category=_average_by_category(
-            resamples.matrix, matrix.tasks, categories, category_names
-        ),
+        by_category=by_category,
         resampled_unit=resamples.resampled_unit,
+        drawing=sampling.units.describe_drawing(matrix.models),
     )
 
 
@@ -340,22 +355,33 @@ def compare_agreement(
     after: ScoreMatrix,
     *,
     method: str = "kendall",
+    task_groups: Mapping[str, str] = NO_ENTRIES,
     sampling: Sampling = DEFAULT_SAMPLING,
 ) -> AgreementChange:
-    """Return the difference in agreement between two protocols over the models and tasks that both have."""
+    """Return the difference in agreement between two protocols over the models and tasks that both have.
+
+    Where tasks are drawn, those of one benchmark come and go together: names, facts and ``task_groups`` tell them.
+    """
     before, after = select_shared(before, after)
-    first, second = _resample_correlations([before, after], method, None, sampling)
+    first, second = _resample_correlations([before, after], method, None, sampling, task_groups)
     rows, columns = np.triu_indices(len(before.tasks), 1)
     pairs_before = first.matrix[rows, columns]
     pairs_after = second.matrix[rows, columns]
-    both = np.isfinite(pairs_before) & np.isfinite(pairs_after)
+    has_both = np.isfinite(pairs_before) & np.isfinite(pairs_after)
     per_task_before = mean_offdiagonal(first.matrix, axis=True)
     per_task_after = mean_offdiagonal(second.matrix, axis=True)
     drawn_before = mean_offdiagonal(first.by_units, axis=True)
     drawn_after = mean_offdiagonal(second.by_units, axis=True)
+    per_task_difference = percentile_intervals(
+        per_task_after - per_task_before, drawn_after - drawn_before, level=sampling.level
+    )
+    agrees_more = (pairs_after > pairs_before)[has_both]
     corrected = _CorrectedChange(math.nan, math.nan, UNKNOWN_DIFFERENCE)
-    if method == "kendall":
+    if method == "kendall" and before.shape[0] >= ENOUGH_MODELS:
         corrected = _correct_for_noise(before, after, first, second, sampling)
+    difference = second.difference_intervals(sampling.level, first)
+    pairs_improved = int(agrees_more.sum())
+    pairs = int(has_both.sum())
     return AgreementChange(
         before=before.protocol,
         after=after.protocol,
@@ -364,14 +390,12 @@ def compare_agreement(
         tasks=before.tasks,
         mean_before=first.mean,
         mean_after=second.mean,
-        difference=second.difference_intervals(sampling.level, first),
-        pairs_improved=int((pairs_after > pairs_before)[both].sum()),
-        pairs=int(both.sum()),
+        difference=difference,
+        pairs_improved=pairs_improved,
+        pairs=pairs,
         per_task_before=tuple(per_task_before.tolist()),
         per_task_after=tuple(per_task_after.tolist()),
-        per_task_difference=percentile_intervals(
-            per_task_after - per_task_before, drawn_after - drawn_before, level=sampling.level
-        ),
+        per_task_difference=per_task_difference,
         resampled_unit=first.resampled_unit,
         corrected_before=corrected.before,
         corrected_after=corrected.after,
@@ -395,34 +419,32 @@ def _correct_for_noise(
     second: _Resamples,
     sampling: Sampling,
 ) -> _CorrectedChange:
-    """Compare the agreement without test noise, over pairs of tasks that are reliable enough under both protocols."""
+    """Compare the agreement of two protocols as it would be without test noise."""
     draws = sampling.draw_models(before.models)
-    corrected = []
-    drawn = []
-    for matrix, resamples in ((before, first), (after, second)):
-        errors = fill_errors(matrix)
-        reliability = measure_reliability(matrix.values, errors)
-        corrected.append(correlate_without_noise(resamples.matrix, reliability))
-        drawn_reliability = measure_reliability(matrix.values, errors, draws)
-        drawn.append(correlate_without_noise(resamples.by_units, drawn_reliability))
-    is_known = np.isfinite(corrected[0]) & np.isfinite(corrected[1])
-    before_mean, after_mean = (
-        float(mean_over_pairs(np.where(is_known, matrix, np.nan))) for matrix in corrected
-    )
-    is_drawn = np.isfinite(drawn[0]) & np.isfinite(drawn[1])
-    drawn_before, drawn_after = (
-        mean_over_pairs(np.where(is_drawn, matrices, np.nan)) for matrices in drawn
-    )
+    correlation_before, drawn_before = _correlate_means_without_noise(before, first, draws)
+    correlation_after, drawn_after = _correlate_means_without_noise(after, second, draws)
     # A resample in which noise is nearly all may have any agreement: it speaks against a change.
     drawn_difference = np.nan_to_num(drawn_after - drawn_before, nan=0.0)
     difference = percentile_interval(
-        after_mean - before_mean, drawn_difference, level=sampling.level
+        correlation_after - correlation_before, drawn_difference, level=sampling.level
     )
     return _CorrectedChange(
-        before=float(tau_of_correlation(before_mean)),
-        after=float(tau_of_correlation(after_mean)),
+        before=float(tau_of_correlation(correlation_before)),
+        after=float(tau_of_correlation(correlation_after)),
         difference=difference,
     )
+
+
+def _correlate_means_without_noise(
+    matrix: ScoreMatrix, resamples: _Resamples, draws: Floats
+) -> tuple[float, Floats]:
+    """Return the correlation behind the mean τ without test noise, and that of each resample."""
+    errors = fill_errors(matrix)
+    reliability = measure_reliability(matrix.values, errors)
+    correlation = float(correlate_without_noise(resamples.mean, reliability))
+    drawn_reliability = measure_reliability(matrix.values, errors, draws)
+    drawn_means = mean_over_pairs(resamples.by_units)
+    return correlation, correlate_without_noise(drawn_means, drawn_reliability)
 
 
 def fill_errors(matrix: ScoreMatrix) -> Floats:
@@ -437,7 +459,7 @@ def fill_errors(matrix: ScoreMatrix) -> Floats:
 
 
 def select_shared(before: ScoreMatrix, after: ScoreMatrix) -> tuple[ScoreMatrix, ScoreMatrix]:
-    """Return both matrices on the models and tasks they have in common, in the order of the first."""
+    """Return both matrices on the models and tasks they share, in the order of the first (``believe_errors``)."""
     models = keep_names_in(before.models, set(after.models))
     tasks = keep_names_in(before.tasks, set(after.tasks))
     if not models or not tasks:
@@ -445,7 +467,8 @@ def select_shared(before: ScoreMatrix, after: ScoreMatrix) -> tuple[ScoreMatrix,
             f"{before.protocol} and {after.protocol} have no model and task in common",
             hint="score the same models on the same tasks under both protocols",
         )
-    return before.select(models=models, tasks=tasks), after.select(models=models, tasks=tasks)
+    shared_before = believe_errors(before.select(models=models, tasks=tasks))
+    return shared_before, believe_errors(after.select(models=models, tasks=tasks))
 
 
 # --- resamples -----------------------------------------------------------------------------------------------------
@@ -461,6 +484,7 @@ class _Resamples:
     resampled_unit: str
     by_noise: Floats | None  # (R, T, T); absent where no standard error is known
     task_draws: Floats  # (R, T)
+    task_widening: float  # of what so few tasks vary by when they are drawn
 
     @property
     def mean(self) -> float:
@@ -472,25 +496,29 @@ class _Resamples:
         draws = {
             self.resampled_unit: mean_over_pairs(self.by_units),
             "models": mean_over_pairs(self.by_models),
-            "tasks": mean_over_pairs(self.matrix, self.task_draws),
+            "tasks": self._widen_for_few_tasks(mean_over_pairs(self.matrix, self.task_draws)),
         }
         if self.by_noise is not None:
             draws["noise"] = mean_over_pairs(self.by_noise)
         return draws
 
+    def _widen_for_few_tasks(self, draws: Floats) -> Floats:
+        """Move the draws away from the mean: drawn with replacement, few tasks vary less than other tasks would."""
+        return np.asarray(self.mean + self.task_widening * (draws - self.mean))
+
     def intervals(self, level: float) -> dict[str, Interval]:
         """Return the intervals of the mean by source."""
         return _intervals_by_source(self.mean, self.draws_of_mean(), level)
 
-    def difference_intervals(self, level: float, other: _Resamples) -> dict[str, Interval]:
+    def difference_intervals(self, level: float, baseline: _Resamples) -> dict[str, Interval]:
         """Return the intervals of the difference of the mean to that of other resamples, by source."""
         own_draws = self.draws_of_mean()
-        other_draws = other.draws_of_mean()
+        other_draws = baseline.draws_of_mean()
         differences = {}
         for source, draws in own_draws.items():
             if source in other_draws:
                 differences[source] = draws - other_draws[source]
-        return _intervals_by_source(self.mean - other.mean, differences, level)
+        return _intervals_by_source(self.mean - baseline.mean, differences, level)
 
 
 def _intervals_by_source(
@@ -509,15 +537,17 @@ def _resample_correlations(
     method: str,
     items: Mapping[str, npt.ArrayLike] | None,
     sampling: Sampling,
+    task_groups: Mapping[str, str],
 ) -> list[_Resamples]:
     """Correlate and resample matrices of the same shape; models and tasks are drawn alike for all of them."""
     if method not in METHOD_NAMES:
         raise InputError(f"no correlation {method!r}", hint=f"one of: {', '.join(METHOD_NAMES)}")
     rng = np.random.default_rng(sampling.seed)
     names = matrices[0].models
-    models, tasks = matrices[0].shape
+    models = len(names)
     model_draws = draw_row_counts(models, sampling.resamples, rng)
-    task_draws = draw_row_counts(tasks, sampling.resamples, rng)
+    groups = TaskGroups.find(matrices[0].tasks, task_groups)
+    task_draws = _draw_tasks(groups, sampling.resamples, rng)
     resampled_unit = sampling.units.drawn_unit(names)
     unit_draws = model_draws
     if resampled_unit != MODELS.name:
@@ -525,6 +555,7 @@ def _resample_correlations(
     resamples = []
     for matrix in matrices:
         by_noise = None
+        drawn_tasks = task_draws
         if method == SIGNIFICANT:
             level = sampling.level
             correlations = tau_b_matrix(matrix, level=level)
@@ -543,6 +574,7 @@ def _resample_correlations(
         if models < ENOUGH_MODELS:  # drawing so few again says nothing of others
             by_models = np.full_like(by_models, np.nan)
             by_units = np.full_like(by_units, np.nan)
+            drawn_tasks = np.full_like(task_draws, np.nan)
         resamples.append(
             _Resamples(
                 matrix=correlations,
@@ -550,10 +582,25 @@ def _resample_correlations(
                 by_units=by_units,
                 resampled_unit=resampled_unit,
                 by_noise=by_noise,
-                task_draws=task_draws,
+                task_draws=drawn_tasks,
+                task_widening=_widen_for_few(len(groups.names)),
             )
         )
     return resamples
+
+
+def _draw_tasks(groups: TaskGroups, resamples: int, rng: np.random.Generator) -> Floats:
+    """Draw how often each task counts in each resample; tasks of one benchmark are no independent tasks."""
+    if len(groups.names) < LEAST_GROUPS:
+        return draw_row_counts(len(groups.tasks), resamples, rng)
+    return draw_row_counts(len(groups.names), resamples, rng)[:, groups.positions]
+
+
+def _widen_for_few(groups: int) -> float:
+    """Return by how much Student's t of a mean over so many groups is wider than their bootstrap; 1 for one group."""
+    if groups < LEAST_GROUPS:
+        return 1.0
+    return student_widening(groups - 1) * math.sqrt(groups / (groups - 1))
 
 
 def _redraw_correlations(
@@ -574,13 +621,13 @@ def _redraw_correlations(
     if models > FIRST_ORDER:
         rows = np.sort(rng.permutation(models)[:FIRST_ORDER])
         draws = min(resamples, MANY_MODELS_NOISE)
-    part = matrix.select(models=rows)
+    drawn_matrix = matrix.select(models=rows)
     part_items = {task: np.asarray(table)[rows] for task, table in (items or {}).items()}
-    blocks = max(1, draws * part.values.size // NOISE_BLOCK)
+    blocks = max(1, draws * drawn_matrix.values.size // NOISE_BLOCK)
     redrawn = []
     for block in np.array_split(np.arange(draws), blocks):
-        redrawn.append(correlate(redraw_scores(part, part_items, len(block), rng)))
-    deviations = np.concatenate(redrawn) - correlate(part.oriented())
+        redrawn.append(correlate(redraw_scores(drawn_matrix, part_items, len(block), rng)))
+    deviations = np.concatenate(redrawn) - correlate(drawn_matrix.oriented())
     return np.asarray(correlations + deviations * np.sqrt(len(rows) / models))
 
 
@@ -593,8 +640,8 @@ def _average_by_category(
     """Return the mean over pairs of distinct tasks for every two categories: (categories, categories)."""
     off_diagonal = np.where(np.eye(len(tasks), dtype=bool), np.nan, correlations)
     members = []
-    for name in category_names:
-        members.append([row for row, task in enumerate(tasks) if categories.get(task) == name])
+    for category in category_names:
+        members.append([row for row, task in enumerate(tasks) if categories.get(task) == category])
     means = np.zeros((len(category_names), len(category_names)))
     for row, row_tasks in enumerate(members):
         for column, column_tasks in enumerate(members):

@@ -26,6 +26,7 @@ from scipy.stats import rankdata
 from potentia.analysis.left_out import NO_ENTRIES
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.correlation import kendall_matrix
+from potentia.analysis.stats.score_errors import believe_errors
 from potentia.analysis.stats.significance import significant_order
 from potentia.errors import InputError
 from potentia.values.findings import Bump, Chart, Finding, Table, select_positions
@@ -48,30 +49,40 @@ class Alignment(Finding):
     tau: float  # Kendall's tau of the plain rankings
     aligned_tau: float  # and of the aligned ones
     moved: int  # models whose two aligned ranks differ
+    best_ranks: Ints  # (models, 2): one more than the models that are significantly better
+    worst_ranks: Ints  # (models, 2): all models but those that are significantly worse
 
     def tables(self) -> Sequence[Table]:
         """Return both ranks of every model, and the agreement before and after the alignment."""
         first, second = self.ranks.T
-        rows = list(zip(self.models, first, second, second - first, strict=True))
+        table_rows = list(zip(self.models, first, second, second - first, strict=True))
         order = np.lexsort((second, first))
         title = f"Aligned ranks on {self.tasks[0]} and {self.tasks[1]} ({self.protocol.label})"
         note = (
-            f"{self.moved} of {len(self.models)} models keep a change that no alignment removed; "
-            f"τ {self.tau:.2f} plain, {self.aligned_tau:.2f} aligned."
+            f"{self.moved} of {len(self.models)} models change rank by more than test noise; "
+            f"Kendall's τ {self.tau:.2f} as measured, {self.aligned_tau:.2f} aligned."
         )
-        return [Table(title, ("model", *self.tasks, "change"), select_positions(rows, order), note)]
+        return [
+            Table(
+                title, ("model", *self.tasks, "change"), select_positions(table_rows, order), note
+            )
+        ]
 
     def charts(self) -> Sequence[Chart]:
         """Return the bump chart of figure 1."""
         first, second = self.tasks
+        title = f"{first} and {second}: {self.protocol.label}"
         chart = Bump(
             f"alignment-{self.protocol}-{first}-{second}",
-            f"{first} and {second}: {self.protocol.label}",
-            "Rankings aligned greedily, never against a significant difference on either task.",
+            title,
+            "Rank changes within test noise are removed where possible; significant differences stay."
+            " Shaded: the ranks that significant differences leave possible.",
             self.models,
             self.tasks,
             self.ranks,
             self.groups,
+            best_ranks=self.best_ranks,
+            worst_ranks=self.worst_ranks,
         )
         return [chart]
 
@@ -85,24 +96,43 @@ def align_rankings(
     families: Mapping[str, str] = NO_ENTRIES,
 ) -> Alignment:
     """Align the rankings of two tasks over the models that both have scores of (algorithm 3)."""
-    pair = matrix.select(tasks=[first, second]).complete()
-    if not np.isfinite(pair.stderr).all():
+    task_pair = believe_errors(matrix.select(tasks=[first, second]).drop_incomplete_models())
+    if not np.isfinite(task_pair.stderr).all():
         raise InputError(f"{first} and {second} need standard errors to be aligned")
-    scores = pair.oriented()
+    scores = task_pair.oriented()
     first_ranks, second_ranks = align_orders(
-        scores[:, 0], pair.stderr[:, 0], scores[:, 1], pair.stderr[:, 1], level=level
+        scores[:, 0], task_pair.stderr[:, 0], scores[:, 1], task_pair.stderr[:, 1], level=level
     )
     ranks = np.stack([first_ranks, second_ranks], axis=1)
+    best_ranks, worst_ranks = compute_possible_ranks(scores, task_pair.stderr, level=level)
+    groups = tuple(families.get(model, "") for model in task_pair.models)
+    aligned_tau = float(kendall_matrix(-ranks.astype(np.float64))[0, 1])
+    moved = int((first_ranks != second_ranks).sum())
     return Alignment(
         protocol=matrix.protocol,
         tasks=(first, second),
-        models=pair.models,
+        models=task_pair.models,
         ranks=ranks,
-        groups=tuple(families.get(model, "") for model in pair.models),
+        groups=groups,
         tau=float(kendall_matrix(scores)[0, 1]),
-        aligned_tau=float(kendall_matrix(-ranks.astype(np.float64))[0, 1]),
-        moved=int((first_ranks != second_ranks).sum()),
+        aligned_tau=aligned_tau,
+        moved=moved,
+        best_ranks=best_ranks,
+        worst_ranks=worst_ranks,
     )
+
+
+def compute_possible_ranks(
+    scores: Floats, stderr: Floats, *, level: float = LEVEL
+) -> tuple[Ints, Ints]:
+    """Return the best and the worst rank that significant differences leave each model on each task."""
+    best_ranks = np.empty(scores.shape, dtype=np.int_)
+    worst_ranks = np.empty(scores.shape, dtype=np.int_)
+    for task in range(scores.shape[1]):
+        is_better = significant_order(scores[:, task], stderr[:, task], level=level)
+        best_ranks[:, task] = 1 + is_better.sum(axis=0)
+        worst_ranks[:, task] = len(is_better) - is_better.sum(axis=1)
+    return best_ranks, worst_ranks
 
 
 def align_orders(
@@ -117,8 +147,8 @@ def align_orders(
         model1 = side1.longest_waiting(side2.place)
         model2 = side2.longest_waiting(side1.place)
         if model1 == NO_MODEL and model2 == NO_MODEL:
-            both = side1.available & side2.available
-            model1 = model2 = _cheapest_model(plain1 + plain2, both)
+            in_both = side1.available & side2.available
+            model1 = model2 = _cheapest_model(plain1 + plain2, in_both)
         if model1 == NO_MODEL:
             model1 = _cheapest_model(plain2, side1.available)
         if model2 == NO_MODEL:
@@ -144,10 +174,10 @@ class _OrderSide:
     def longest_waiting(self, other_place: Ints) -> int:
         """Return the available model that was placed first on the other side, or ``NO_MODEL``."""
         models = len(other_place)
-        place = np.where(self.available, other_place, models)
-        if not models or place.min() == models:
+        position = np.where(self.available, other_place, models)
+        if not models or position.min() == models:
             return NO_MODEL
-        return int(place.argmin())
+        return int(position.argmin())
 
     def put(self, model: int) -> None:
         """Give the next place to a model."""

@@ -54,14 +54,14 @@ class Components(Finding):
     def tables(self) -> Sequence[Table]:
         """Return the explained variance of the first components, and PC1 of each model."""
         scope = f"{self.protocol.label}, {self.group}"
-        size = f"{len(self.models)} × {len(self.tasks)}"
+        matrix_size = f"{len(self.models)} × {len(self.tasks)}"
         ranked = sorted(self.pc1.items(), key=lambda model_and_score: -model_and_score[1])
         return [
             Table(
-                f"Explained variance ({scope}: {size})",
+                f"Explained variance ({scope}: {matrix_size})",
                 ("component", "share", "low", "high"),
                 zip(COMPONENT_NAMES, self.explained, strict=False),
-                f"Missing cells: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over {self.resampled_unit}.",
+                f"Missing scores: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over {self.resampled_unit}.",
             ),
             Table(f"PC1 of each model ({scope})", ("model", "PC1"), ranked),
         ]
@@ -69,16 +69,16 @@ class Components(Finding):
     def charts(self) -> Sequence[Chart]:
         """Return the scree bars (figures 6 and 8) and PC1 of each model (figure 11)."""
         label = self.protocol.label
-        shown = self.explained[: len(COMPONENT_NAMES)]
-        share = f"{shown[0].value:.0%}"
-        name = f"{self.protocol}-{self.group}".replace(" ", "-")
+        leading_components = self.explained[: len(COMPONENT_NAMES)]
+        share = f"{100 * leading_components[0].value:.0f} %"
+        chart_name = f"{self.protocol}-{self.group}".replace(" ", "-")
         charts = [
             Bars(
-                f"scree-{name}",
+                f"scree-{chart_name}",
                 f"Explained variance: {label}, {self.group}",
                 f"The first principal component (PC1) explains {share} of the variance.",
-                COMPONENT_NAMES[: len(shown)],
-                {label: shown},
+                COMPONENT_NAMES[: len(leading_components)],
+                {label: leading_components},
                 y_label="share of variance",
                 group=f"scree-{self.group}",
             )
@@ -87,7 +87,7 @@ class Components(Finding):
             order = np.argsort(-self.scores[:, 0], kind="stable")
             charts.append(
                 Bars(
-                    f"pc1-{name}",
+                    f"pc1-{chart_name}",
                     f"PC1 of each model: {label}",
                     "Scores on the first principal component (PC1); higher is better.",
                     select_positions(self.models, order),
@@ -113,9 +113,9 @@ def compute_components(
     """
     complete = remove_gaps(matrix, gaps)
     if complete.shape[0] < 2:
-        have = f"{group} of {matrix.protocol} has {complete.shape[0]}"
+        available = f"{group} of {matrix.protocol} has {complete.shape[0]}"
         raise InputError(
-            f"components need two models without missing scores, {have}",
+            f"components need two models without missing scores, {available}",
             hint=(
                 'gaps="tasks" leaves out incomplete tasks instead of models, '
                 'gaps="mean" fills them in'
@@ -148,16 +148,18 @@ def compute_components(
 
 def principal_components(values: Floats) -> tuple[Floats, Floats, Floats]:
     """Return scores (models, components), loadings (components, tasks) and singular values of standardized scores."""
-    left, singular_values, loadings = np.linalg.svd(standardize(values), full_matrices=False)
+    left_vectors, singular_values, loadings = np.linalg.svd(
+        standardize(values), full_matrices=False
+    )
     sign = np.where(loadings.sum(axis=1) < 0, -1.0, 1.0)
-    return left * singular_values * sign, loadings * sign[:, None], singular_values
+    return left_vectors * singular_values * sign, loadings * sign[:, None], singular_values
 
 
 def remove_gaps(matrix: ScoreMatrix, gaps: str) -> ScoreMatrix:
     """Return a matrix without missing cells; ``compute_components`` says how."""
     measured = np.isfinite(matrix.values)
     if gaps == "models":
-        return matrix.complete()
+        return matrix.drop_incomplete_models()
     if gaps == "tasks":
         return matrix.select(tasks=measured.all(axis=0))
     if gaps == "mean":
@@ -180,10 +182,10 @@ def explained_variance(values: Floats, weights: Floats) -> Floats:
         z_scores = standardize(values, block) * np.sqrt(block)[:, :, None]
         transposed = z_scores.transpose(0, 2, 1)  # (resamples, tasks, models)
         if len(values) >= values.shape[1]:
-            gram = transposed @ z_scores
+            gram_matrix = transposed @ z_scores
         else:
-            gram = z_scores @ transposed
-        eigenvalues_of_blocks.append(np.linalg.eigvalsh(gram)[:, ::-1])
+            gram_matrix = z_scores @ transposed
+        eigenvalues_of_blocks.append(np.linalg.eigvalsh(gram_matrix)[:, ::-1])
     eigenvalues = np.clip(np.concatenate(eigenvalues_of_blocks), 0.0, None)
     total = eigenvalues.sum(axis=1, keepdims=True)
     ratios = np.full(eigenvalues.shape, np.nan)

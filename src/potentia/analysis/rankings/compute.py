@@ -39,20 +39,20 @@ class ComputeFit(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the fit."""
-        rows = (
+        table_rows = (
             ("PC1 per factor of ten in compute", self.slope),
             ("R²", self.r_squared, None, None),
             ("Kendall's τ of PC1 and compute", self.tau),
         )
-        size = f"{len(self.models)} models with known tokens"
-        title = f"PC1 against pretraining compute ({self.protocol.label}, {size})"
+        model_count = f"{len(self.models)} models with known tokens"
+        title = f"PC1 against pretraining compute ({self.protocol.label}, {model_count})"
         note = f"Intervals: bootstrap over {self.resampled_unit}."
-        return [Table(title, ("quantity", "value", "low", "high"), rows, note)]
+        return [Table(title, ("quantity", "value", "low", "high"), table_rows, note)]
 
     def charts(self) -> Sequence[Chart]:
         """Return the scatter of figure 7 with the fitted line."""
-        ends = (min(self.flops), max(self.flops))
-        fitted = self.intercept + self.slope.value * np.log10(ends)
+        flops_range = (min(self.flops), max(self.flops))
+        fitted = self.intercept + self.slope.value * np.log10(flops_range)
         families = np.array(self.families)
         flops = np.array(self.flops)
         pc1 = np.array(self.pc1)
@@ -66,12 +66,13 @@ class ComputeFit(Finding):
             "First principal component (PC1) against 6·parameters·tokens; the line explains "
             f"{max(self.r_squared, 0.0):.0%} of the variance (R²), Kendall's τ {self.tau.value:.2f}."
         )
+        title = f"PC1 against pretraining compute: {self.protocol.label}"
         chart = Plot(
             f"compute-{self.protocol}",
-            f"PC1 against pretraining compute: {self.protocol.label}",
+            title,
             caption,
             tuple(points),
-            (Line("least squares", ends, fitted, dashed=True),),
+            (Line("least squares", flops_range, fitted, dashed=True),),
             x_label="pretraining compute (FLOPs)",
             y_label="PC1",
             log_x=True,
@@ -94,25 +95,32 @@ def fit_compute(
         if np.isfinite(compute) and compute > 0:
             models.append(model)
     if len(models) < 3 or len({flops[model] for model in models}) < 2:
-        have = f"pretraining compute is known for {len(models)} models"
-        raise InputError(f"{have}; a fit needs three of different compute")
+        available = f"pretraining compute is known for {len(models)} models"
+        raise InputError(f"{available}; a fit needs three of different compute")
     log_compute = np.log10([flops[model] for model in models])
     pc1 = np.array([components.pc1[model] for model in models])
     line = linregress(log_compute, pc1)
     draws = sampling.draw_models(models)
     tau = kendall_matrix(log_compute[:, None], pc1[:, None])
     drawn_tau = kendall_matrix(log_compute[:, None], pc1[:, None], weights=draws)
+    drawn_slopes = _weighted_slopes(log_compute, pc1, draws)
+    slope = sampling.interval(float(line.slope), drawn_slopes)
+    tau_interval = sampling.interval(float(tau[0, 0]), drawn_tau[:, 0, 0])
+    family_of_models = tuple(families.get(model, "models") for model in models)
+    flops_of_models = tuple(float(flops[model]) for model in models)
+    r_squared = float(line.rvalue**2)
+    resampled_unit = sampling.units.drawn_unit(models)
     return ComputeFit(
         protocol=components.protocol,
         models=tuple(models),
-        families=tuple(families.get(model, "models") for model in models),
-        flops=tuple(float(flops[model]) for model in models),
+        families=family_of_models,
+        flops=flops_of_models,
         pc1=tuple(pc1.tolist()),
-        slope=sampling.interval(float(line.slope), _weighted_slopes(log_compute, pc1, draws)),
+        slope=slope,
         intercept=float(line.intercept),
-        r_squared=float(line.rvalue**2),
-        tau=sampling.interval(float(tau[0, 0]), drawn_tau[:, 0, 0]),
-        resampled_unit=sampling.units.drawn_unit(models),
+        r_squared=r_squared,
+        tau=tau_interval,
+        resampled_unit=resampled_unit,
     )
 
 

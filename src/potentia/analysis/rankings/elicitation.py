@@ -1,7 +1,9 @@
 """Is the recipe enough? A sample of cells tuned with more capacity beside it, and whether the ranking changes.
 
 A pair of models on a task is ordered otherwise where both ways of tuning tell the two apart beyond their noise (1.96
-standard errors each) and do not agree. The gain of a way is its mean advantage over the recipe.
+standard errors each) and do not agree. The gain of a way is its mean advantage over the recipe. Results of one model
+are not independent, nor are those of one task: the interval of a gain is clustered by both (Cameron, Gelbach and
+Miller 2011), with Student's t for the smaller number of the two.
 """
 
 from __future__ import annotations
@@ -12,9 +14,15 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+import numpy.typing as npt
+from scipy.stats import t as student_t
 
+from potentia.analysis.rankings.decide import select_tasks_of_one_scale
+from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.bootstrap import kendall_by_row
 from potentia.analysis.stats.correlation import nan_mean
+from potentia.analysis.stats.score_errors import believe_errors
+from potentia.values.clusters import LEAST_CLUSTERS, Clusters, clustered_error
 from potentia.values.findings import Finding, Table
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -27,21 +35,21 @@ class TuningVariant:
 
     name: str
     gain: float  # over cells
-    gain_error: float
+    half_width: float  # of its 95 % interval, over models and tasks
     tau: float  # of the two rankings, the mean over tasks; NaN for fewer than three models
     pairs: int  # that both ways tell apart
     turned: tuple[str, ...]  # pairs ordered otherwise
 
     def sentence(self) -> str:
         """Say what this way adds and whether it orders models otherwise."""
-        gain = f"{self.gain:+.3f} ± {SIGNIFICANT_Z * self.gain_error:.3f} over the recipe"
+        gain_text = f"{self.gain:+.3f} ± {self.half_width:.3f} over the recipe"
         if not self.pairs:
-            return f"{self.name}: {gain}; no pair differs significantly by both."
+            return f"{self.name}: {gain_text}; no pair differs significantly by both."
         counted = f"{len(self.turned)} of {self.pairs} pairs"
-        order = f"{counted} that differ significantly by both are ordered otherwise"
+        order = f"{counted} that differ significantly by both change their order"
         if self.turned:
             order += f": {'; '.join(self.turned)}"
-        return f"{self.name}: {gain}; {order}."
+        return f"{self.name}: {gain_text}; {order}."
 
 
 @dataclass(frozen=True)
@@ -126,9 +134,9 @@ class Elicitation(Finding):
         return [self._tabulate_variants(), self._tabulate_scores()]
 
     def _tabulate_differences(self) -> Table:
-        rows = []
+        table_rows = []
         for difference in self._differences():
-            rows.append(
+            table_rows.append(
                 (
                     difference.task,
                     difference.variant,
@@ -140,90 +148,119 @@ class Elicitation(Finding):
                 )
             )
         return Table(
-            f"Has {self.models[0]} more in it than the recipe brings out?",
+            f"Can {self.models[0]} score higher than with the study's recipe?",
             ("task", "way", self.recipe, "score", "difference", "low", "high"),
-            rows,
+            table_rows,
             " ".join(self.sentences()),
         )
 
     def _tabulate_variants(self) -> Table:
-        rows = []
+        table_rows = []
         for variant in self.variants:
-            rows.append(
+            table_rows.append(
                 (
                     variant.name,
                     variant.gain,
-                    SIGNIFICANT_Z * variant.gain_error,
+                    variant.half_width,
                     variant.tau,
                     variant.pairs,
                     len(variant.turned),
                 )
             )
-        columns = (
+        column_names = (
             "way",
             "gain",
             "±",
             "τ with the recipe",
             "pairs significantly different",
-            "ordered otherwise",
+            "change their order",
         )
-        return Table("Is the recipe enough?", columns, rows, " ".join(self.sentences()))
+        return Table("Is the recipe enough?", column_names, table_rows, " ".join(self.sentences()))
 
     def _tabulate_scores(self) -> Table:
-        names = [self.recipe, *(variant.name for variant in self.variants)]
-        rows = []
+        variant_names = [self.recipe, *(variant.name for variant in self.variants)]
+        table_rows = []
         for (row, model), (column, task) in product(enumerate(self.models), enumerate(self.tasks)):
-            scores = [self.scores[name][row][column] for name in names]
-            rows.append((model, task, *scores))
-        return Table("Scores", ("model", "task", *names), rows)
+            scores = [self.scores[variant_name][row][column] for variant_name in variant_names]
+            table_rows.append((model, task, *scores))
+        return Table("Scores", ("model", "task", *variant_names), table_rows)
 
 
 def measure_elicitation(recipe: str, matrices: Mapping[str, ScoreMatrix]) -> Elicitation:
     """Compare every way's scores with the recipe's; all matrices have the same models and tasks."""
-    base = matrices[recipe]
+    recipe_matrix = matrices[recipe]
     variants = []
-    for name, matrix in matrices.items():
-        if name != recipe:
-            variants.append(_compare_with_recipe(name, base, matrix))
+    for variant_name, matrix in matrices.items():
+        if variant_name != recipe:
+            variants.append(_compare_with_recipe(variant_name, recipe_matrix, matrix))
+    scores = {}
+    errors = {}
+    for variant_name, matrix in matrices.items():
+        scores[variant_name] = matrix.values
+        errors[variant_name] = matrix.stderr
     return Elicitation(
         recipe=recipe,
-        models=base.models,
-        tasks=base.tasks,
-        scores={name: matrix.values for name, matrix in matrices.items()},
-        errors={name: matrix.stderr for name, matrix in matrices.items()},
+        models=recipe_matrix.models,
+        tasks=recipe_matrix.tasks,
+        scores=scores,
+        errors=errors,
         variants=tuple(variants),
     )
 
 
-def _compare_with_recipe(name: str, base: ScoreMatrix, other: ScoreMatrix) -> TuningVariant:
-    """Compare one way of tuning with the recipe."""
-    gains = (other.oriented() - base.oriented()).ravel()
-    gains = gains[np.isfinite(gains)]
-    gain_error = math.nan
-    if len(gains) > 1:
-        gain_error = float(gains.std(ddof=1) / np.sqrt(len(gains)))
+def _compare_with_recipe(
+    variant_name: str, recipe_matrix: ScoreMatrix, variant: ScoreMatrix
+) -> TuningVariant:
+    """Compare one way of tuning with the recipe; its gain is over the tasks of one scale."""
+    averaged_tasks = select_tasks_of_one_scale(recipe_matrix)
+    gains = variant.select(tasks=averaged_tasks).oriented()
+    gains = gains - recipe_matrix.select(tasks=averaged_tasks).oriented()
     tau = math.nan
-    if len(base.models) > 2:
-        tau = float(nan_mean(kendall_by_row(base.values.T, other.values.T)))
-    agreement = _significant_signs(base) * _significant_signs(other)  # (pairs, tasks)
-    first, second = np.triu_indices(len(base.models), 1)
+    if len(recipe_matrix.models) > 2:
+        tau = float(nan_mean(kendall_by_row(recipe_matrix.values.T, variant.values.T)))
+    agreement = _significant_signs(recipe_matrix) * _significant_signs(variant)  # (pairs, tasks)
+    first_of_pair, second_of_pair = np.triu_indices(len(recipe_matrix.models), 1)
     turned = []
     for column, pair in np.argwhere((agreement == -1).T):
-        models = f"{base.models[first[pair]]} and {base.models[second[pair]]}"
-        turned.append(f"{models} on {base.tasks[column]}")
+        models = f"{recipe_matrix.models[first_of_pair[pair]]} and {recipe_matrix.models[second_of_pair[pair]]}"
+        turned.append(f"{models} on {recipe_matrix.tasks[column]}")
     return TuningVariant(
-        name=name,
-        gain=float(gains.mean()) if len(gains) else math.nan,
-        gain_error=gain_error,
+        name=variant_name,
+        gain=float(nan_mean(gains.ravel())),
+        half_width=measure_half_width(gains, TaskGroups.find(averaged_tasks).positions),
         tau=tau,
         pairs=int((agreement != 0).sum()),
         turned=tuple(turned),
     )
 
 
+def measure_half_width(gains: Floats, benchmarks: npt.NDArray[np.intp]) -> float:
+    """Return the half-width of the 95 % interval of the mean of (models, tasks); NaN where there is one gain.
+
+    ``benchmarks`` numbers those that tasks are of: subsets of one are no independent tasks.
+    """
+    rows, columns = np.nonzero(np.isfinite(gains))
+    known_gains = gains[rows, columns]
+    if len(known_gains) < LEAST_CLUSTERS:
+        return math.nan
+    variances = []
+    units = []
+    for labels in (rows, benchmarks[columns]):
+        clusters = Clusters.from_labels(labels.tolist())
+        if clusters.count >= LEAST_CLUSTERS:
+            variances.append(clustered_error(known_gains, clusters) ** 2)
+            units.append(clusters.count)
+    if len(variances) > 1:
+        of_both = Clusters.from_labels(list(zip(rows, benchmarks[columns], strict=True)))
+        of_results = clustered_error(known_gains, of_both) ** 2
+        variances.append(sum(variances) - of_results)
+    return float(student_t.ppf(0.975, min(units) - 1)) * math.sqrt(max(variances))
+
+
 def _significant_signs(matrix: ScoreMatrix) -> Floats:
     """Return the signs of the differences of every two models beyond their noise, (pairs, tasks); 0 within it."""
-    first, second = np.triu_indices(len(matrix.models), 1)
-    difference = matrix.values[first] - matrix.values[second]
-    noise = SIGNIFICANT_Z * np.hypot(matrix.stderr[first], matrix.stderr[second])
+    matrix = believe_errors(matrix)
+    first_of_pair, second_of_pair = np.triu_indices(len(matrix.models), 1)
+    difference = matrix.values[first_of_pair] - matrix.values[second_of_pair]
+    noise = SIGNIFICANT_Z * np.hypot(matrix.stderr[first_of_pair], matrix.stderr[second_of_pair])
     return np.where(np.abs(difference) > noise, np.sign(difference), 0.0)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
+from potentia.analysis.rankings.decide import select_tasks_of_one_scale
 from potentia.analysis.rankings.lead import detectable_z
+from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.significance import (
     align_outcomes,
     benjamini_hochberg,
+    list_seed_errors,
     mcnemar_p_values,
     pair_p_values,
 )
@@ -47,33 +50,42 @@ class EvidenceMap:
         """Return wins, losses and ties of the first model of every pair, over the tasks that both have."""
         tested = np.isfinite(self.p)
         significant = tested & (self.p < 1 - self.level)
-        wins = (significant & (self.difference > 0)).sum(axis=1)
-        losses = (significant & (self.difference < 0)).sum(axis=1)
-        ties = tested.sum(axis=1) - wins - losses
-        return wins, losses, ties
+        win_counts = (significant & (self.difference > 0)).sum(axis=1)
+        loss_counts = (significant & (self.difference < 0)).sum(axis=1)
+        tie_counts = tested.sum(axis=1) - win_counts - loss_counts
+        return win_counts, loss_counts, tie_counts
 
     def pair_rows(self) -> list[tuple[int | float, ...]]:
         """Return wins, losses, ties, mean difference, its p and what is detectable of every pair over all tasks."""
-        wins, losses, ties = self.count_outcomes()
-        columns = (wins, losses, ties, self.mean, self.mean_p, self.detectable)
+        win_counts, loss_counts, tie_counts = self.count_outcomes()
+        columns = (win_counts, loss_counts, tie_counts, self.mean, self.mean_p, self.detectable)
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> EvidenceMap | None:
-    """Compare every two models on every higher-is-better task with standard errors; None where there is none."""
+def map_evidence(
+    matrix: ScoreMatrix,
+    outcomes: Outcomes | None = None,
+    task_groups: Mapping[str, str] | None = None,
+) -> EvidenceMap | None:
+    """Compare every two models on every higher-is-better task with standard errors; None where there is none.
+
+    The mean difference is over tasks of one scale, those of one benchmark counting as one (``task_groups``: by name).
+    """
     tested = _select_testable(matrix)
     if tested is None:
         return None
-    first, second = np.triu_indices(len(tested.models), 1)
-    difference = tested.values[first] - tested.values[second]
+    first_of_pair, second_of_pair = np.triu_indices(len(tested.models), 1)
+    difference = tested.values[first_of_pair] - tested.values[second_of_pair]
     p_values = pair_p_values(tested)
     basis = []
     for column, task in enumerate(tested.tasks):
         outcomes_by_model = (outcomes or {}).get(task, {})
-        basis.append(_sharpen_p_values(p_values[:, column], tested.models, outcomes_by_model))
-    mean, error = _mean_differences(tested, difference)
+        basis.append(_sharpen_p_values(p_values[:, column], tested, task, outcomes_by_model))
+    groups = TaskGroups.find(tested.tasks, task_groups)
+    mean, error = _mean_differences(tested, difference, groups)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_p = np.where(mean == 0, 1.0, 2.0 * norm.sf(np.abs(mean / error)))
+    detectable = np.where(np.isfinite(mean), detectable_z(LEVEL) * error, np.nan)
     return EvidenceMap(
         protocol=matrix.protocol,
         models=tested.models,
@@ -84,7 +96,7 @@ def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evide
         difference=difference,
         p=p_values,
         critical=_critical_p_values(p_values),
-        detectable=np.where(np.isfinite(mean), detectable_z(LEVEL) * error, np.nan),
+        detectable=detectable,
         mean=mean,
         mean_p=mean_p,
     )
@@ -102,39 +114,50 @@ def _select_testable(matrix: ScoreMatrix) -> ScoreMatrix | None:
     return matrix.select(models=usable_models, tasks=usable_tasks)
 
 
-def _mean_differences(matrix: ScoreMatrix, difference: Floats) -> tuple[Floats, Floats]:
+def _mean_differences(
+    matrix: ScoreMatrix, difference: Floats, groups: TaskGroups
+) -> tuple[Floats, Floats]:
     """Return the mean difference of every pair over the tasks that both have, and its standard error."""
-    first, second = np.triu_indices(len(matrix.models), 1)
-    variance = matrix.stderr[first] ** 2 + matrix.stderr[second] ** 2
-    both = np.isfinite(difference) & np.isfinite(variance)
-    shared_tasks = np.maximum(both.sum(axis=1), 1)
-    total = np.where(both, difference, 0.0).sum(axis=1)
-    mean = np.where(both.any(axis=1), total / shared_tasks, np.nan)
-    error = np.sqrt(np.where(both, variance, 0.0).sum(axis=1)) / shared_tasks
+    first_of_pair, second_of_pair = np.triu_indices(len(matrix.models), 1)
+    variance = matrix.stderr[first_of_pair] ** 2 + matrix.stderr[second_of_pair] ** 2
+    averaged_tasks = set(select_tasks_of_one_scale(matrix))
+    is_averaged = np.array([task in averaged_tasks for task in matrix.tasks])
+    is_shared = np.isfinite(difference) & np.isfinite(variance) & is_averaged
+    weights = np.where(is_shared, groups.shares, 0.0)  # (pairs, tasks)
+    total_weight = weights.sum(axis=1, keepdims=True)
+    weights = weights / np.where(total_weight > 0, total_weight, 1.0)
+    total = (weights * np.where(is_shared, difference, 0.0)).sum(axis=1)
+    mean = np.where(is_shared.any(axis=1), total, np.nan)
+    error = np.sqrt((weights**2 * np.where(is_shared, variance, 0.0)).sum(axis=1))
     return mean, error
 
 
 def _critical_p_values(p_values: Floats) -> Floats:
     """Return the largest p of each task that Benjamini–Hochberg keeps; 0 where it keeps none."""
-    kept = np.where(benjamini_hochberg(p_values) <= 1 - LEVEL, p_values, np.nan)
-    critical = np.zeros(kept.shape[1])
-    for column in range(kept.shape[1]):
-        if np.isfinite(kept[:, column]).any():
-            critical[column] = np.nanmax(kept[:, column])
+    significant_p_values = np.where(benjamini_hochberg(p_values) <= 1 - LEVEL, p_values, np.nan)
+    critical = np.zeros(significant_p_values.shape[1])
+    for column in range(significant_p_values.shape[1]):
+        if np.isfinite(significant_p_values[:, column]).any():
+            critical[column] = np.nanmax(significant_p_values[:, column])
     return critical
 
 
 def _sharpen_p_values(
-    p_values: Floats, models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]
+    p_values: Floats,
+    matrix: ScoreMatrix,
+    task: str,
+    outcomes: Mapping[str, Mapping[int, float]],
 ) -> str:
     """Put McNemar's p in the place of the z test's for every pair of models with items; return the test's name."""
+    models = matrix.models
     aligned = align_outcomes(models, outcomes)
     if len(aligned.models) < 2 or not len(aligned.documents):
         return "z test"
     rows = np.array([models.index(model) for model in aligned.models])
-    first, second = np.triu_indices(len(rows), 1)
-    row, column = rows[first], rows[second]
+    first_of_pair, second_of_pair = np.triu_indices(len(rows), 1)
+    row, column = rows[first_of_pair], rows[second_of_pair]
     # The place of a pair (row, column) in the order of ``np.triu_indices``.
     pairs = row * (2 * len(models) - row - 1) // 2 + column - row - 1
-    p_values[pairs] = mcnemar_p_values(aligned.values > 0.5, aligned.clusters)
+    seed_errors = list_seed_errors(matrix, task, aligned.models)
+    p_values[pairs] = mcnemar_p_values(aligned.values > 0.5, aligned.clusters, seed_errors)
     return "McNemar"

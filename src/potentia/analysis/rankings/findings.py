@@ -48,9 +48,9 @@ from potentia.analysis.stats.bootstrap import (
     RESAMPLES,
     ResamplingUnits,
     Sampling,
-    join_copies_to_families,
 )
 from potentia.analysis.stats.first_place import ENOUGH_MODELS
+from potentia.analysis.stats.relatives import ModelFamilies
 from potentia.analysis.stats.significance import (
     Outcomes,
     Significance,
@@ -60,9 +60,15 @@ from potentia.analysis.stats.significance import (
 )
 from potentia.analysis.wording import format_level
 from potentia.errors import InputError
-from potentia.facts import Background, known_chance
+from potentia.facts import Background, find_chance_score
 from potentia.values.findings import Finding, Findings, Interval, Table
-from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol, in_order
+from potentia.values.protocol import (
+    DIRECT,
+    TRAIN_BEFORE_TEST,
+    Protocol,
+    choose_main_protocol,
+    sort_protocols,
+)
 from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:
@@ -77,7 +83,7 @@ MANY_MODELS = 100  # of which the curve of few tasks is made
 
 @dataclass(frozen=True)
 class RankingOptions:
-    """How to analyze: resamples, confidence level, seed, and what to do about missing cells."""
+    """How to analyze: resamples, confidence level, seed, and what to do about missing scores."""
 
     resamples: int = RESAMPLES
     level: float = LEVEL
@@ -89,10 +95,12 @@ class RankingOptions:
     use_items: bool = True
     resample: str = "families"  # what intervals draw: families or lineages where known, or models
 
-    def sampling(self, background: Background) -> Sampling:
+    def sampling(self, background: Background, relatives: ModelFamilies) -> Sampling:
         """Return how intervals are made: what they draw, with what is known of the models."""
+        families = relatives.family_of_model
+        inference = relatives.describe_inference(tuple(families))
         units = {
-            "families": ResamplingUnits("families", background.families),
+            "families": ResamplingUnits("families", families, inference),
             "lineages": ResamplingUnits("lineages", background.lineages),
             "models": MODELS,
         }
@@ -155,7 +163,7 @@ class Rankings(Findings):
         """The confidence level of all intervals."""
         return self.scoreboard.ranking.level
 
-    def named(self) -> dict[str, Finding]:
+    def findings_by_name(self) -> dict[str, Finding]:
         """Return every finding under a name of its own, in reading order."""
         findings: dict[str, Finding] = {}
         for attribute in fields(self):
@@ -164,8 +172,8 @@ class Rankings(Findings):
             if isinstance(value, Finding):
                 findings[label] = value
             elif value:
-                for name, finding in _flatten_findings(value):
-                    findings[f"{label} {name}"] = finding
+                for finding_name, finding in _flatten_findings(value):
+                    findings[f"{label} {finding_name}"] = finding
         return findings
 
 
@@ -182,15 +190,23 @@ def _flatten_findings(findings: Mapping[Any, Any]) -> Iterator[tuple[str, Findin
 
 
 def find_rankings(evidence: Evidence, options: RankingOptions | None = None) -> Rankings:
-    """Run every analysis that the evidence allows: what ``potentia analyze rankings`` prints and the report shows."""
+    """Run every analysis that the evidence allows: what ``potentia analyze rankings`` prints and the report shows.
+
+    Args:
+        evidence: Evidence, or anything that ``read`` accepts: a store, a table, a folder of results, a DataFrame.
+        options: Confidence level, resamples, tasks to leave out; ``RankingOptions()`` where absent.
+
+    Example:
+        >>> potentia.find_rankings("scores.csv").to_frame()
+    """
     options = options or RankingOptions()
     items = evidence.outcomes if options.use_items else None
     rankings = analyze_scores(
-        evidence.planned, evidence.background, options, items, evidence=evidence
+        evidence.final_scores, evidence.background, options, items, evidence=evidence
     )
     ranked = {}
     for protocol, ranking in rankings.overall.items():
-        ranked[protocol] = evidence.planned[protocol].select(tasks=ranking.tasks)
+        ranked[protocol] = evidence.final_scores[protocol].select(tasks=ranking.tasks)
     with threadpool_limits(1, user_api="blas"):
         return replace(rankings, tuning=compare_tuning(evidence, ranked))
 
@@ -200,19 +216,23 @@ def build_scoreboard(evidence: Evidence) -> Scoreboard:
 
     This is what a run ends with: it needs the overall ranking and none of the rest.
     """
-    planned = [evidence.planned[protocol] for protocol in in_order(evidence.planned)]
-    matrices = _drop_empty([matrix.benchmarks() for matrix in planned])
+    final_matrices = [
+        evidence.final_scores[protocol] for protocol in sort_protocols(evidence.final_scores)
+    ]
+    matrices = _drop_empty([matrix.benchmarks() for matrix in final_matrices])
     if not matrices:
-        matrices = _drop_empty([_select_texts(matrix) for matrix in planned])
+        matrices = _drop_empty([_select_texts(matrix) for matrix in final_matrices])
     if not matrices:
         raise InputError("there is no score yet")
     with_rivals = [matrix for matrix in matrices if matrix.shape[0] > 1]
-    shown = with_rivals or matrices
+    ranked_matrices = with_rivals or matrices
     task_groups = evidence.background.task_groups
     with threadpool_limits(1, user_api="blas"):
-        overall = _rank_overall(shown, RankingOptions(), evidence.outcomes, task_groups, evidence)
+        overall = _rank_overall(
+            ranked_matrices, RankingOptions(), evidence.outcomes, task_groups, evidence
+        )
         sizes = evidence.background.billions
-        return scoreboard_from_rankings(shown, overall, evidence.outcomes, sizes)
+        return scoreboard_from_rankings(ranked_matrices, overall, evidence.outcomes, sizes)
 
 
 def _drop_empty(matrices: Sequence[ScoreMatrix]) -> list[ScoreMatrix]:
@@ -243,7 +263,7 @@ def analyze_scores(
     options = options or RankingOptions()
     items = items or {}
     matrices = []
-    for protocol in in_order(scores):
+    for protocol in sort_protocols(scores):
         tasks = scores[protocol].benchmarks()
         if tasks.shape[0] > 1 and tasks.shape[1] > 0:
             matrices.append(tasks)
@@ -252,13 +272,12 @@ def analyze_scores(
             "there is nothing to rank: no protocol has two models with a score on a task"
         )
     background = background or _look_up_background(matrices)
-    families = join_copies_to_families(background.families, matrices[0])
-    background = replace(background, families=families)
+    relatives = ModelFamilies.of_background(background, _select_main_matrix(matrices))
     if max(matrix.values.size for matrix in matrices) > MANY_CELLS:
         options = replace(options, resamples=min(options.resamples, MANY_RESAMPLES))
     # Many small products: threads that wait for each other cost more than they save.
     with threadpool_limits(1, user_api="blas"):
-        screening = _screen_first(matrices, background, items, options)
+        screening = _screen_first(matrices, background, relatives, items, options)
         if options.exclude_flagged:
             matrices = _exclude_tasks(matrices, screening.flagged_tasks)
         overall = _rank_overall(matrices, options, items, background.task_groups, evidence)
@@ -268,7 +287,7 @@ def analyze_scores(
             background=background,
             options=options,
             items=items,
-            sampling=options.sampling(background),
+            sampling=options.sampling(background, relatives),
         )
         scoreboard = scoreboard_from_rankings(matrices, overall, items, background.billions)
         return analysis.complete_rankings(scoreboard, overall, screening)
@@ -280,18 +299,28 @@ def _look_up_background(matrices: Sequence[ScoreMatrix]) -> Background:
     return Background.of(dict.fromkeys(models))
 
 
+def _select_main_matrix(matrices: Sequence[ScoreMatrix]) -> ScoreMatrix:
+    """Return the matrix of the protocol that ranks, by which the families of models are inferred."""
+    matrix_by_protocol = {matrix.protocol: matrix for matrix in matrices}
+    main_protocol = choose_main_protocol(matrix_by_protocol)
+    if main_protocol is None:
+        return matrices[0]
+    return matrix_by_protocol[main_protocol]
+
+
 def _screen_first(
     matrices: Sequence[ScoreMatrix],
     background: Background,
+    relatives: ModelFamilies,
     items: Mapping[Protocol, Outcomes],
     options: RankingOptions,
 ) -> Screening:
     """Screen the tasks of the first protocol, with the tuned scores where there are some."""
     first = matrices[0]
-    tuned = next((m for m in matrices[1:] if m.protocol == TRAIN_BEFORE_TEST), None)
+    tuned = next((matrix for matrix in matrices[1:] if matrix.protocol == TRAIN_BEFORE_TEST), None)
     chances = {}
     for task, metric in zip(first.tasks, first.metrics, strict=True):
-        chance = known_chance(task, metric, background.chance)
+        chance = find_chance_score(task, metric, background.chance)
         if chance is not None:
             chances[task] = chance
     return screen_tasks(
@@ -299,7 +328,7 @@ def _screen_first(
         tuned,
         train_examples=background.train_examples,
         chance=chances,
-        families=background.families,
+        families=relatives.family_of_model,
         task_groups=background.task_groups,
         items=items.get((tuned or first).protocol),
         level=options.level,
@@ -311,7 +340,7 @@ def _exclude_tasks(matrices: Sequence[ScoreMatrix], flagged: Sequence[str]) -> l
     remaining = [matrix.select(tasks=drop_names_in(matrix.tasks, flagged)) for matrix in matrices]
     if not all(matrix.tasks for matrix in remaining):
         raise InputError(
-            "every task is flagged; nothing is left to rank", hint="drop --exclude-flagged"
+            "every task is flagged; nothing is left to rank", hint="leave exclude_flagged out"
         )
     return remaining
 
@@ -329,11 +358,12 @@ def _rank_overall(
         cell_samplers = predict_missing_cells(evidence, matrices)
     rankings = {}
     for matrix in matrices:
+        cell_sampler = cell_samplers.get(matrix.protocol)
         rankings[matrix.protocol] = decide_ranking(
             matrix,
             items.get(matrix.protocol),
             task_groups=task_groups,
-            cell_sampler=cell_samplers.get(matrix.protocol),
+            cell_sampler=cell_sampler,
             level=options.level,
             seed=options.seed,
         )
@@ -358,20 +388,25 @@ class _RankingAnalysis:
         tested = self._select_tested()
         agreement = self._measure_agreements(self.matrices)
         components = self._compute_components()
+        aggregate = {matrix.protocol: aggregate_ranks(matrix) for matrix in self.matrices}
+        groups = self._measure_groups() if agreement else {}
+        changes = self._compare_protocols(self.matrices)
+        tau_b = self._measure_agreements(tested, SIGNIFICANT)
+        tau_b_changes = self._compare_protocols(tested, SIGNIFICANT)
         return Rankings(
             scoreboard=scoreboard,
             overall=overall,
             screening=screening,
             agreement=agreement,
             measures=self._compare_measures(agreement),
-            changes=self._compare_protocols(self.matrices),
-            tau_b=self._measure_agreements(tested, SIGNIFICANT),
-            tau_b_changes=self._compare_protocols(tested, SIGNIFICANT),
-            groups=self._measure_groups() if agreement else {},
+            changes=changes,
+            tau_b=tau_b,
+            tau_b_changes=tau_b_changes,
+            groups=groups,
             task_curves=self._measure_task_curves(),
             significance=self._measure_significance(tested),
             ranks=self._compute_rank_intervals(tested),
-            aggregate={matrix.protocol: aggregate_ranks(matrix) for matrix in self.matrices},
+            aggregate=aggregate,
             components=components,
             family_components=self._compute_family_components(components),
             compute=self._fit_compute(components),
@@ -405,6 +440,7 @@ class _RankingAnalysis:
                 matrix,
                 method=method,
                 categories=self.background.categories,
+                task_groups=self.background.task_groups,
                 items=outcome_tables(matrix, outcomes),
                 sampling=self.sampling,
             )
@@ -427,7 +463,11 @@ class _RankingAnalysis:
             shared_models = set(before.models) & set(after.models)
             if len(shared_tasks) > 1 and len(shared_models) > 1:
                 changes[before.protocol, after.protocol] = compare_agreement(
-                    before, after, method=method, sampling=self.sampling
+                    before,
+                    after,
+                    method=method,
+                    task_groups=self.background.task_groups,
+                    sampling=self.sampling,
                 )
         return changes
 
@@ -440,21 +480,24 @@ class _RankingAnalysis:
             "kind": self.background.kinds,
         }
         agreements = {}
-        for by, groups in groupings.items():
+        for grouping, groups in groupings.items():
             order = sort_size_bins(sizes.values()) if groups is sizes else None
             agreement = agreement_by_models(
-                self.matrices, groups, by=by, order=order, sampling=self.sampling
+                self.matrices, groups, grouping=grouping, order=order, sampling=self.sampling
             )
-            if len(agreement.groups) > 2:
-                agreements[by] = agreement
+            if len(agreement.groups) > 2:  # the last is of all models: at least two to compare
+                agreements[grouping] = agreement
         test_sizes = estimate_test_sizes(self.matrices[0])
-        large = [task for task, size in test_sizes.items() if size > LARGE_TEST]
+        large_tasks = [task for task, size in test_sizes.items() if size > LARGE_TEST]
         small = [task for task, size in test_sizes.items() if size <= LARGE_TEST]
-        if 1 < len(large) < len(self.matrices[0].tasks):
+        if 1 < len(large_tasks) < len(self.matrices[0].tasks):
             agreements["test size"] = agreement_by_tasks(
                 self.matrices,
-                {f"over {LARGE_TEST:,} items": large, f"up to {LARGE_TEST:,} items": small},
-                by="test set size",
+                {
+                    f"over {LARGE_TEST:,} examples": large_tasks,
+                    f"up to {LARGE_TEST:,} examples": small,
+                },
+                grouping="test set size",
                 sampling=self.sampling,
             )
         return agreements
@@ -464,13 +507,14 @@ class _RankingAnalysis:
         rng = np.random.default_rng(self.options.seed)
         curves = {}
         for matrix in self.matrices:
-            complete = matrix.complete()
+            complete = matrix.drop_incomplete_models()
             if not has_enough_for_curve(complete):
                 continue
             rows = np.sort(rng.permutation(len(complete.models))[:MANY_MODELS])
             curves[matrix.protocol] = measure_task_curve(
                 complete.select(models=rows),
                 lineages=self.background.lineages,
+                task_groups=self.background.task_groups,
                 seed=self.options.seed,
             )
         return curves
@@ -536,17 +580,17 @@ class _RankingAnalysis:
     def _fit_compute(self, components: Mapping[Protocol, Components]) -> dict[Protocol, ComputeFit]:
         """Fit PC1 on pretraining compute where three different amounts are known."""
         flops = self.background.flops
-        fits = {}
+        fit_by_protocol = {}
         for protocol, of_protocol in components.items():
             amounts = {flops[model] for model in of_protocol.models if model in flops}
             if len(amounts) > 2:
-                fits[protocol] = fit_compute(
+                fit_by_protocol[protocol] = fit_compute(
                     of_protocol,
                     flops,
                     families=self.background.families,
                     sampling=self.sampling,
                 )
-        return fits
+        return fit_by_protocol
 
     def _compare_perplexity(self) -> dict[Protocol, PerplexityAgreement]:
         """Compare perplexity with tasks within each protocol."""
@@ -561,7 +605,9 @@ class _RankingAnalysis:
 
     def _compare_perplexity_by_kind(self) -> dict[str, PerplexityAgreement]:
         """Compare perplexity before tuning with tasks after it, for base and for instruct models (figure 5)."""
-        tuned = next((m for m in self.matrices if m.protocol == TRAIN_BEFORE_TEST), None)
+        tuned = next(
+            (matrix for matrix in self.matrices if matrix.protocol == TRAIN_BEFORE_TEST), None
+        )
         if tuned is None or DIRECT not in self.scores:
             return {}
         texts = _select_texts(self.scores[DIRECT])
@@ -569,26 +615,26 @@ class _RankingAnalysis:
             return {}
         kinds = self.background.kinds
         findings = {}
-        for kind in ("base", "instruct"):
-            of_kind = {model for model in tuned.models if kinds.get(model) == kind}
+        for model_kind in ("base", "instruct"):
+            of_kind = {model for model in tuned.models if kinds.get(model) == model_kind}
             members = of_kind.intersection(texts.models)
             if len(members) > 2:
-                findings[kind] = compare_perplexity(
-                    texts, tuned, models=members, group=kind, sampling=self.sampling
+                findings[model_kind] = compare_perplexity(
+                    texts, tuned, models=members, group=model_kind, sampling=self.sampling
                 )
         return findings
 
     def _align_rankings(self, agreement: Mapping[Protocol, Agreement]) -> dict[Protocol, Alignment]:
         """Align the two tasks asked for, or those that agree least under the first protocol."""
-        pair = self.options.align
-        if pair is None:
-            pair = _least_agreeing_tasks(self.matrices[0], agreement)
+        task_pair = self.options.align
+        if task_pair is None:
+            task_pair = _least_agreeing_tasks(self.matrices[0], agreement)
         else:
             for matrix in self.matrices:
-                matrix.select(tasks=pair)  # raises an error that names the task there is not
-        if pair is None:
+                matrix.select(tasks=task_pair)  # raises an error that names the task there is not
+        if task_pair is None:
             return {}
-        first, second = pair
+        first, second = task_pair
         alignments = {}
         for matrix in self.matrices:
             if first in matrix.tasks and second in matrix.tasks:
@@ -633,77 +679,85 @@ def summarize_rankings(rankings: Rankings) -> Sequence[Table]:
 
 @dataclass(frozen=True)
 class _OverviewRow:
-    """One measure of what the tasks say together, under each protocol that has it."""
+    """One measure of all tasks together, under each protocol that has it."""
 
     label: str
     estimates: Mapping[Protocol, Interval]
-    units: Mapping[Protocol, str]  # what the intervals draw
+    units: Mapping[Protocol, str]  # what the bootstrap resamples
     as_percent: bool = False
 
     def shown_protocols(self, rankings: Rankings) -> list[Protocol]:
         """Return the protocols with an estimate; fewer than five models say nothing of it."""
-        shown = []
+        protocols = []
         for protocol, estimate in self.estimates.items():
             models = len(rankings.overall[protocol].models) if protocol in rankings.overall else 0
             if models >= ENOUGH_MODELS and np.isfinite(estimate.value):
-                shown.append(protocol)
-        return shown
+                protocols.append(protocol)
+        return protocols
 
     def format_estimate(self, protocol: Protocol) -> str:
         """Write the estimate with its interval."""
         estimate = self.estimates[protocol]
-        style = ".0%" if self.as_percent else ".2f"
-        value = format(estimate.value, style)
-        if not np.isfinite(estimate.low):
-            return value
-        return f"{value} ({format(estimate.low, style)} to {format(estimate.high, style)})"
+        value, low, high = map(self._format_number, (estimate.value, estimate.low, estimate.high))
+        return f"{value} ({low} to {high})" if np.isfinite(estimate.low) else value
+
+    def _format_number(self, number: float) -> str:
+        return f"{100 * number:.0f} %" if self.as_percent else f"{number:.2f}"
 
 
 def _list_overview_rows(rankings: Rankings) -> list[_OverviewRow]:
-    """Return the measures of the overview in reading order."""
-    agreement = rankings.agreement
-    components = rankings.components
-    perplexity = rankings.perplexity
-    return [
-        _OverviewRow(
-            "agreement between tasks (mean Kendall's τ)",
-            {protocol: finding.interval for protocol, finding in agreement.items()},
-            {protocol: finding.resampled_unit for protocol, finding in agreement.items()},
-        ),
-        _OverviewRow(
-            "variance on one component (PC1)",
-            {protocol: finding.explained[0] for protocol, finding in components.items()},
-            {protocol: finding.resampled_unit for protocol, finding in components.items()},
-            as_percent=True,
-        ),
-        _OverviewRow(
-            "agreement of perplexity with tasks (mean τ)",
-            {protocol: finding.mean for protocol, finding in perplexity.items()},
-            {protocol: finding.resampled_unit for protocol, finding in perplexity.items()},
-        ),
-    ]
+    """Return the measures of the overview in reading order.
+
+    They are Kendall's τ between tasks, the variance on the first principal component, and τ between perplexity and
+    tasks.
+    """
+    agreements = rankings.agreement.items()
+    components = rankings.components.items()
+    perplexities = rankings.perplexity.items()
+    agreement_row = _OverviewRow(
+        label="agreement between tasks (mean Kendall's τ)",
+        estimates={protocol: agreement.interval for protocol, agreement in agreements},
+        units={protocol: agreement.resampled_unit for protocol, agreement in agreements},
+    )
+    estimates = {protocol: component.explained[0] for protocol, component in components}
+    units = {protocol: component.resampled_unit for protocol, component in components}
+    component_row = _OverviewRow(
+        label="variance on one component (PC1)",
+        estimates=estimates,
+        units=units,
+        as_percent=True,
+    )
+    perplexity_row = _OverviewRow(
+        label="agreement of perplexity with tasks (mean τ)",
+        estimates={protocol: perplexity.mean for protocol, perplexity in perplexities},
+        units={protocol: perplexity.resampled_unit for protocol, perplexity in perplexities},
+    )
+    return [agreement_row, component_row, perplexity_row]
 
 
 def _tabulate_overview(rankings: Rankings) -> Table | None:
-    """Return the table of what the tasks say together; None where there is nothing to say."""
+    """Return the table of all tasks together; None where there is nothing to say."""
     protocols = list(rankings.overall)
-    rows: list[Sequence[str | None]] = []
+    table_rows: list[Sequence[str | None]] = []
     units: dict[str, None] = {}  # in the order of first use
     for overview_row in _list_overview_rows(rankings):
-        shown = overview_row.shown_protocols(rankings)
-        if not shown:
+        protocols_of_row = overview_row.shown_protocols(rankings)
+        if not protocols_of_row:
             continue
         cells: list[str | None] = [overview_row.label]
         for protocol in protocols:
-            cells.append(overview_row.format_estimate(protocol) if protocol in shown else None)
-        rows.append(cells)
-        units |= dict.fromkeys(overview_row.units[protocol] for protocol in shown)
+            estimate = None
+            if protocol in protocols_of_row:
+                estimate = overview_row.format_estimate(protocol)
+            cells.append(estimate)
+        table_rows.append(cells)
+        units |= dict.fromkeys(overview_row.units[protocol] for protocol in protocols_of_row)
     if rankings.significance:
         cells = ["pairs of models that differ significantly on a task"]
         for protocol in protocols:
             cells.append(_format_significant_share(rankings.significance.get(protocol)))
-        rows.append(cells)
-    if not rows:
+        table_rows.append(cells)
+    if not table_rows:
         return None
     note = ""
     if units:
@@ -711,12 +765,12 @@ def _tabulate_overview(rankings: Rankings) -> Table | None:
             f"In brackets: {format_level(rankings.level)} intervals over {' or '.join(units)}. "
             "1 is perfect agreement, 0 is none."
         )
-    columns = ("", *(protocol.label for protocol in protocols))
-    return Table("What the tasks say together", columns, rows, note)
+    column_names = ("", *(protocol.label for protocol in protocols))
+    return Table("All tasks together", column_names, table_rows, note)
 
 
 def _format_significant_share(significance: Significance | None) -> str | None:
     """Write the share of pairs of models that differ significantly on a task; None where none could be compared."""
     if significance is None or not sum(significance.pairs):
         return None
-    return f"{sum(significance.significant) / sum(significance.pairs):.0%}"
+    return f"{100 * sum(significance.significant) / sum(significance.pairs):.0f} %"

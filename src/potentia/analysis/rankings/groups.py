@@ -33,29 +33,29 @@ class GroupAgreement(Finding):
     tasks: tuple[int, ...]
     protocols: tuple[Protocol, ...]
     means: tuple[tuple[Interval, ...], ...]  # (groups, protocols)
-    resampled_units: tuple[
-        str, ...
-    ]  # what the intervals of each group draw: families if it has three, else models
+    # what the bootstrap resamples in each group: families if it has three, else models
+    resampled_units: tuple[str, ...]
     measure: str
 
     def tables(self) -> Sequence[Table]:
         """Return one row per group: its size, and each protocol's mean agreement with its interval."""
-        columns = ["group", "models", "tasks"]
+        column_names = ["group", "models", "tasks"]
         for protocol in self.protocols:
-            columns += [protocol.label, "low", "high"]
+            column_names += [protocol.label, "low", "high"]
         means_by_protocol = zip(*self.means, strict=True)
-        rows = zip(self.groups, self.models, self.tasks, *means_by_protocol, strict=True)
+        table_rows = zip(self.groups, self.models, self.tasks, *means_by_protocol, strict=True)
         title = f"Mean {self.measure} over pairs of tasks, by {self.by}"
         note = f"Intervals: bootstrap over {self._describe_units()}."
-        return [Table(title, columns, rows, note)]
+        return [Table(title, column_names, table_rows, note)]
 
     def _describe_units(self) -> str:
-        """Say what the intervals draw, and for which groups where that differs."""
+        """Say what the bootstrap resamples, and for which groups where that differs."""
         groups_by_unit: dict[str, list[str]] = {}
         for group, unit in zip(self.groups, self.resampled_units, strict=True):
             groups_by_unit.setdefault(unit, []).append(group)
         if len(groups_by_unit) == 1:
-            return "".join(groups_by_unit)
+            [unit] = groups_by_unit
+            return unit
         parts = [f"{unit} of {', '.join(groups)}" for unit, groups in groups_by_unit.items()]
         return "; ".join(parts)
 
@@ -63,10 +63,12 @@ class GroupAgreement(Finding):
         """Return grouped bars with intervals."""
         sizes = zip(self.groups, self.models, strict=True)
         labels = [protocol.label for protocol in self.protocols]
+        title = f"Ranking agreement by {self.by}"
+        caption = f"Mean {self.measure} over pairs of tasks, with bootstrap intervals."
         chart = Bars(
             f"agreement-by-{self.by.replace(' ', '-')}",
-            f"Ranking agreement by {self.by}",
-            f"Mean {self.measure} over pairs of tasks, with bootstrap intervals.",
+            title,
+            caption,
             [f"{group} ({models})" for group, models in sizes],
             dict(zip(labels, zip(*self.means, strict=True), strict=True)),
             y_label=f"mean {self.measure}",
@@ -78,7 +80,7 @@ def agreement_by_models(
     matrices: Sequence[ScoreMatrix],
     groups: Mapping[str, str | None],
     *,
-    by: str,
+    grouping: str,
     at_least: int = 5,
     order: Sequence[str] | None = None,
     sampling: Sampling = DEFAULT_SAMPLING,
@@ -93,74 +95,77 @@ def agreement_by_models(
         if len(members) >= at_least:
             matrices_by_group[name] = [matrix.select(models=members) for matrix in matrices]
     matrices_by_group[ALL_GROUP] = [matrix.select(models=models) for matrix in matrices]
-    return _measure_groups(matrices_by_group, by, sampling)
+    return _measure_groups(matrices_by_group, grouping, sampling)
 
 
 def agreement_by_tasks(
     matrices: Sequence[ScoreMatrix],
     groups: Mapping[str, Collection[str]],
     *,
-    by: str,
+    grouping: str,
     sampling: Sampling = DEFAULT_SAMPLING,
 ) -> GroupAgreement:
     """Measure agreement within each set of tasks, e.g. those with large test splits (appendix B.5)."""
     tasks = keep_names_in(matrices[0].tasks, *(matrix.tasks for matrix in matrices))
     matrices_by_group = {}
-    for name, tasks_of_group in groups.items():
+    for group, tasks_of_group in groups.items():
         members = keep_names_in(tasks, tasks_of_group)
         if len(members) > 1:
-            matrices_by_group[name] = [matrix.select(tasks=members) for matrix in matrices]
+            matrices_by_group[group] = [matrix.select(tasks=members) for matrix in matrices]
     matrices_by_group[ALL_GROUP] = [matrix.select(tasks=tasks) for matrix in matrices]
-    return _measure_groups(matrices_by_group, by, sampling)
+    return _measure_groups(matrices_by_group, grouping, sampling)
 
 
 def name_size_bins(billions: Mapping[str, float]) -> dict[str, str]:
     """Name the size bin of each model: [0, 1), [1, 2), … billions of parameters (table 6)."""
-    bins = {}
+    bin_by_model = {}
     for model, size in billions.items():
         if math.isfinite(size):
-            bins[model] = f"[{int(size)}, {int(size) + 1})"
-    return bins
+            bin_by_model[model] = f"[{int(size)}, {int(size) + 1})"
+    return bin_by_model
 
 
-def sort_size_bins(bins: Iterable[str]) -> list[str]:
+def sort_size_bins(bin_names: Iterable[str]) -> list[str]:
     """Return the names of size bins from small to large."""
-    return sorted(set(bins), key=lambda name: float(name[1:].split(",")[0]))
+    return sorted(set(bin_names), key=lambda bin_name: float(bin_name[1:].split(",")[0]))
 
 
 def agreement_by_measure(
     matrices: Sequence[ScoreMatrix], *, sampling: Sampling = DEFAULT_SAMPLING
 ) -> GroupAgreement:
     """Measure the mean agreement of every matrix by Kendall's, Spearman's and Pearson's correlation."""
-    correlations = {METHOD_NAMES[name]: correlate for name, correlate in CORRELATIONS.items()}
+    correlations = {METHOD_NAMES[method]: correlate for method, correlate in CORRELATIONS.items()}
     matrices_by_measure = dict.fromkeys(correlations, matrices)
     return _measure_groups(matrices_by_measure, "measure", sampling, correlations)
 
 
 def _measure_groups(
     matrices_by_group: Mapping[str, Sequence[ScoreMatrix]],
-    by: str,
+    grouping: str,
     sampling: Sampling,
     correlations: Mapping[str, Correlate] | None = None,
 ) -> GroupAgreement:
     """Measure the mean agreement of each group; by Kendall's τ, or by a correlation for each group."""
     means = []
-    for name, matrices in matrices_by_group.items():
-        correlate = kendall_matrix if correlations is None else correlations[name]
+    for group, matrices in matrices_by_group.items():
+        correlate = kendall_matrix if correlations is None else correlations[group]
         means.append(tuple(_mean_agreement(matrix, sampling, correlate) for matrix in matrices))
     first_of_groups = [matrices[0] for matrices in matrices_by_group.values()]
     first_group = next(iter(matrices_by_group.values()))
+    models = tuple(matrix.shape[0] for matrix in first_of_groups)
+    tasks = tuple(matrix.shape[1] for matrix in first_of_groups)
+    protocols = tuple(matrix.protocol for matrix in first_group)
+    resampled_units = tuple(sampling.units.drawn_unit(matrix.models) for matrix in first_of_groups)
+    measure = METHOD_NAMES["kendall"] if correlations is None else "agreement"
     return GroupAgreement(
-        by=by,
+        by=grouping,
         groups=tuple(matrices_by_group),
-        models=tuple(matrix.shape[0] for matrix in first_of_groups),
-        tasks=tuple(matrix.shape[1] for matrix in first_of_groups),
-        protocols=tuple(matrix.protocol for matrix in first_group),
+        models=models,
+        tasks=tasks,
+        protocols=protocols,
         means=tuple(means),
-        resampled_units=tuple(
-            sampling.units.drawn_unit(matrix.models) for matrix in first_of_groups
-        ),
-        measure=METHOD_NAMES["kendall"] if correlations is None else "agreement",
+        resampled_units=resampled_units,
+        measure=measure,
     )
 
 

@@ -59,8 +59,8 @@ class MarginComparison:
         tasks = f"these {self.tasks} tasks" if self.tasks > 1 else "this task"
         level = format_level(self.difference.level)
         interval = (
-            f"{level} interval of the difference {self.difference.low:+.3f} "
-            f"to {self.difference.high:+.3f}"
+            f"{level} interval of the difference by test noise alone "
+            f"{self.difference.low:+.3f} to {self.difference.high:+.3f}"
         )
         verdict = self.verdict
         if verdict is MarginVerdict.UNKNOWN:
@@ -105,19 +105,19 @@ def compare_within_margin(
 ) -> MarginComparison | None:
     """Compare two models over the tasks that both have; None where they share none, or no scale."""
     check_margin(margin)
-    gaps = ScoreGaps.measure(matrix, items, candidate, reference, groups)
-    if gaps is None:
+    score_gaps = ScoreGaps.measure(matrix, items, candidate, reference, groups)
+    if score_gaps is None:
         return None
-    difference = gaps.mean_difference(level)
+    difference = score_gaps.mean_difference(level)
     if difference is None:
         return None
-    return MarginComparison(candidate, reference, margin, difference, len(gaps.tasks))
+    return MarginComparison(candidate, reference, margin, difference, len(score_gaps.tasks))
 
 
 def find_smallest_as_good(
     matrix: ScoreMatrix,
     items: Outcomes | None,
-    best: str,
+    best_model: str,
     sizes: Mapping[str, float],
     groups: TaskGroups,
     *,
@@ -128,14 +128,14 @@ def find_smallest_as_good(
 
     ``sizes`` are parameters, or anything else that costs; models without a size are left out.
     """
-    if best not in sizes:
+    if best_model not in sizes:
         return None
-    smaller = [model for model in matrix.models if sizes.get(model, math.inf) < sizes[best]]
-    tasks_of_best = int(np.isfinite(matrix.select(models=[best]).values).sum())
+    smaller = [model for model in matrix.models if sizes.get(model, math.inf) < sizes[best_model]]
+    tasks_of_best = int(np.isfinite(matrix.select(models=[best_model]).values).sum())
     joint_level = 1 - (1 - level) / max(1, len(smaller))
-    for model in sorted(smaller, key=lambda name: sizes[name]):
+    for model in sorted(smaller, key=lambda model_name: sizes[model_name]):
         comparison = compare_within_margin(
-            matrix, items, model, best, margin, groups, level=joint_level
+            matrix, items, model, best_model, margin, groups, level=joint_level
         )
         if comparison is None or comparison.tasks < tasks_of_best:
             continue

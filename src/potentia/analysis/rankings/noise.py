@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.stats.first_place import covariance_root, paired_noise_covariance
+from potentia.analysis.stats.score_errors import accuracy_errors
 from potentia.values.clusters import Clusters
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix, find_clusters
 
-ACCURACIES = ("acc", "acc_norm", "exact_match")  # shares of documents, each right or wrong
 PAIRED_MODELS = 1_000  # from more, the covariance of test noise takes too long
 
 
@@ -33,11 +33,13 @@ class TaskNoise:
     )
 
     @property
-    def total_variance(self) -> float:
-        """The sum of the variances of all models."""
-        if self.covariance is None:
-            return float((self.errors**2).sum())
-        return float(np.trace(self.covariance))
+    def variance_about_mean(self) -> float:
+        """The sum over models of the variance about their mean: noise that all models share changes no rank."""
+        covariance = self.covariance
+        if covariance is None:
+            total = float((self.errors**2).sum())
+            return total - total / len(self.errors)
+        return float(np.trace(covariance) - covariance.sum() / len(self.errors))
 
     def full_covariance(self) -> Floats:
         """Return the covariance as a matrix, also where it is diagonal."""
@@ -58,8 +60,9 @@ def task_noise(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Task
     One document more of each kind counts: a model that was never wrong on few documents may yet be. An accuracy on
     so many documents has an error of its own, so one that is said to be smaller is not believed.
     """
+    of_task = matrix.select(tasks=[matrix.tasks[column]])
     documents = matrix.n[:, column]
-    errors = np.nan_to_num(np.fmax(matrix.stderr[:, column], accuracy_errors(matrix, column)))
+    errors = np.nan_to_num(np.fmax(matrix.stderr[:, column], accuracy_errors(of_task)[:, 0]))
     is_share = np.isfinite(documents) & (np.abs(np.nan_to_num(matrix.values[:, column])) <= 1.0)
     counted = np.maximum(np.where(is_share, documents, 1.0), 1.0)
     one_document = np.where(is_share, 1.0 / counted, 0.0)
@@ -75,16 +78,6 @@ def task_noise(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Task
         errors[paired.rows], paired.outcomes, paired.clusters
     )
     return TaskNoise(np.sqrt(np.diag(covariance)), covariance)
-
-
-def accuracy_errors(matrix: ScoreMatrix, column: int) -> Floats:
-    """Return the standard errors that accuracies have by their number of documents; 0 for every other metric."""
-    accuracy = matrix.values[:, column]
-    documents = matrix.n[:, column]
-    is_accuracy = matrix.metrics[column].plain in ACCURACIES
-    is_known = np.isfinite(accuracy) & (accuracy >= 0) & (accuracy <= 1) & (documents > 1)
-    variance = np.where(is_known, accuracy * (1 - accuracy) / np.maximum(documents - 1, 1), 0.0)
-    return np.asarray(np.sqrt(variance) if is_accuracy else np.zeros(len(accuracy)))
 
 
 @dataclass(frozen=True)
@@ -132,5 +125,7 @@ def stack_outcomes(outcomes_of_models: Sequence[Mapping[int, float]]) -> Floats 
         return None
     if any(outcomes.keys() != outcomes_of_models[0].keys() for outcomes in outcomes_of_models):
         return None
-    rows = [[outcomes[document] for document in documents] for outcomes in outcomes_of_models]
+    rows = []
+    for outcomes in outcomes_of_models:
+        rows.append([outcomes[document] for document in documents])
     return np.array(rows)

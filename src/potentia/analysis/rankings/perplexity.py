@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.analysis.left_out import keep_names_in
+from potentia.analysis.rankings.decide import select_tasks_of_one_scale
 from potentia.analysis.stats.bootstrap import DEFAULT_SAMPLING, Sampling, mean_over_pairs
 from potentia.analysis.stats.correlation import kendall_matrix, nan_mean
 from potentia.errors import InputError
@@ -41,16 +42,20 @@ class PerplexityAgreement(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the means with their intervals."""
-        rows = [
+        table_rows = [
             ("between corpora, mean", self.corpora_mean),
             ("corpora against tasks, mean", self.mean),
         ]
         for corpus, mean in zip(self.corpora, self.per_corpus, strict=True):
-            rows.append((f"{corpus} against tasks, mean", mean))
-        rows.append(("average perplexity against average score", self.averages))
+            table_rows.append((f"{corpus} against tasks, mean", mean))
+        table_rows.append(("average perplexity against average score", self.averages))
         title = f"{self._describe_scope('against')} ({self.models})"
-        columns = ("agreement", "Kendall's τ", "low", "high")
-        return [Table(title, columns, rows, f"Intervals: bootstrap over {self.resampled_unit}.")]
+        column_names = ("agreement", "Kendall's τ", "low", "high")
+        return [
+            Table(
+                title, column_names, table_rows, f"Intervals: bootstrap over {self.resampled_unit}."
+            )
+        ]
 
     def _describe_scope(self, conjunction: str) -> str:
         corpora = f"Perplexity ({self.perplexity_protocol.label})"
@@ -62,10 +67,12 @@ class PerplexityAgreement(Finding):
         against_tasks = format_mean(self.mean.value)
         between_corpora = format_mean(self.corpora_mean.value)
         lowest = np.nanmin(values, initial=0.0)
+        title = self._describe_scope("and")
+        caption = f"Kendall's τ; {against_tasks} against tasks, {between_corpora} between corpora."
         chart = Heatmap(
             f"perplexity-{self.perplexity_protocol}-{self.task_protocol}-{self.group}",
-            self._describe_scope("and"),
-            f"Kendall's τ; {against_tasks} against tasks, {between_corpora} between corpora.",
+            title,
+            caption,
             self.corpora,
             (*self.corpora, *self.tasks),
             values,
@@ -83,12 +90,14 @@ def compare_perplexity(
     *,
     models: Collection[str] | None = None,
     group: str = "all",
+    averages_all_tasks: bool = False,
     sampling: Sampling = DEFAULT_SAMPLING,
 ) -> PerplexityAgreement:
     """Compare rankings by perplexity with rankings by score, on the models that both have.
 
     ``perplexity`` holds corpora, ``scores`` tasks; they may come from different protocols. Averages are taken over the
-    models that have every corpus and every task.
+    models that have every corpus and every task, and over the tasks of one scale; with ``averages_all_tasks`` over all,
+    as "Train-before-test" does.
     """
     allowed_models = scores.models if models is None else models
     shared_models = keep_names_in(scores.models, perplexity.models, allowed_models)
@@ -100,16 +109,28 @@ def compare_perplexity(
             hint="add corpora to the study, or pass scores of the same models",
         )
     tasks = scores.select(models=corpora.models)
-    bits, task_scores = corpora.oriented(), tasks.oriented()
+    bits_per_byte, task_scores = corpora.oriented(), tasks.oriented()
     draws = sampling.draw_models(corpora.models)
-    against_tasks = kendall_matrix(bits, task_scores)
-    between_corpora = kendall_matrix(bits)
-    drawn_against_tasks = kendall_matrix(bits, task_scores, weights=draws)
-    drawn_between_corpora = kendall_matrix(bits, weights=draws)
+    against_tasks = kendall_matrix(bits_per_byte, task_scores)
+    between_corpora = kendall_matrix(bits_per_byte)
+    drawn_against_tasks = kendall_matrix(bits_per_byte, task_scores, weights=draws)
+    drawn_between_corpora = kendall_matrix(bits_per_byte, weights=draws)
     per_corpus = []
     for row in range(len(corpora.tasks)):
         mean = float(nan_mean(against_tasks[row]))
         per_corpus.append(sampling.interval(mean, nan_mean(drawn_against_tasks[:, row])))
+    mean_against_tasks = sampling.interval(
+        float(nan_mean(against_tasks.ravel())),
+        nan_mean(drawn_against_tasks.reshape(len(drawn_against_tasks), -1)),
+    )
+    corpora_mean = sampling.interval(
+        float(mean_over_pairs(between_corpora)), mean_over_pairs(drawn_between_corpora)
+    )
+    averaged_tasks = tasks
+    if not averages_all_tasks:
+        averaged_tasks = tasks.select(tasks=select_tasks_of_one_scale(tasks))
+    averages = _compare_averages(bits_per_byte, averaged_tasks.oriented(), draws, sampling)
+    resampled_unit = sampling.units.drawn_unit(corpora.models)
     return PerplexityAgreement(
         perplexity_protocol=perplexity.protocol,
         task_protocol=scores.protocol,
@@ -119,25 +140,23 @@ def compare_perplexity(
         tasks=tasks.tasks,
         matrix=against_tasks,
         between_corpora=between_corpora,
-        mean=sampling.interval(
-            float(nan_mean(against_tasks.ravel())),
-            nan_mean(drawn_against_tasks.reshape(len(drawn_against_tasks), -1)),
-        ),
-        corpora_mean=sampling.interval(
-            float(mean_over_pairs(between_corpora)), mean_over_pairs(drawn_between_corpora)
-        ),
+        mean=mean_against_tasks,
+        corpora_mean=corpora_mean,
         per_corpus=tuple(per_corpus),
-        averages=_compare_averages(bits, task_scores, draws, sampling),
-        resampled_unit=sampling.units.drawn_unit(corpora.models),
+        averages=averages,
+        resampled_unit=resampled_unit,
     )
 
 
 def _compare_averages(
-    bits: Floats, task_scores: Floats, draws: Floats, sampling: Sampling
+    bits_per_byte: Floats, task_scores: Floats, draws: Floats, sampling: Sampling
 ) -> Interval:
-    """Return τ of average perplexity and average score, over the models that have every corpus and every task."""
-    complete = np.isfinite(bits).all(axis=1) & np.isfinite(task_scores).all(axis=1)
-    average_bits = bits.mean(axis=1)[complete, None]
+    """Return τ of average perplexity and average score, over the models that have every corpus and every task.
+
+    Scores of different scales have no average; who passes them follows the paper.
+    """
+    complete = np.isfinite(bits_per_byte).all(axis=1) & np.isfinite(task_scores).all(axis=1)
+    average_bits = bits_per_byte.mean(axis=1)[complete, None]
     average_score = task_scores.mean(axis=1)[complete, None]
     tau = kendall_matrix(average_bits, average_score)
     drawn_tau = kendall_matrix(average_bits, average_score, weights=draws[:, complete])

@@ -42,10 +42,10 @@ class RankIntervals(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return each model's mean rank and mean interval over tasks, best model first."""
-        kind = "simultaneous" if self.simultaneous else "pairwise"
+        interval_kind = "simultaneous" if self.simultaneous else "pairwise"
         mean_rank = nan_mean(self.rank)
         times_first = (self.best == 1).sum(axis=1)
-        rows = list(
+        table_rows = list(
             zip(
                 self.models,
                 mean_rank,
@@ -55,23 +55,24 @@ class RankIntervals(Finding):
                 strict=True,
             )
         )
-        columns = (
+        column_names = (
             "model",
             "mean rank",
             "best possible",
             "worst possible",
             "tasks where it may be first",
         )
-        scope = f"{self.protocol.label}, {self.level:.0%}, {kind}"
+        scope = f"{self.protocol.label}, {self.level:.0%}, {interval_kind}"
         title = f"Rank intervals, mean over {len(self.tasks)} tasks ({scope})"
         order = np.argsort(mean_rank, kind="stable")  # NaN last
-        return [Table(title, columns, select_positions(rows, order), digits=1)]
+        return [Table(title, column_names, select_positions(table_rows, order), digits=1)]
 
     def charts(self) -> Sequence[Chart]:
         """Return the mean intervals as a chart, best model first."""
+        title = f"Rank intervals: {self.protocol.label}"
         chart = plot_ranks(
             f"rank-intervals-{self.protocol}",
-            f"Rank intervals: {self.protocol.label}",
+            title,
             "Mean rank over tasks, between the mean best and the mean worst possible rank.",
             self.models,
             nan_mean(self.rank),
@@ -95,8 +96,8 @@ def rank_intervals(
     ``items`` are stored outcomes: models that answered the same documents are compared document by document.
     """
     values = matrix.oriented()
-    rank = np.full(matrix.shape, np.nan)
-    best = np.full(matrix.shape, np.nan)
+    point_rank = np.full(matrix.shape, np.nan)
+    best_rank = np.full(matrix.shape, np.nan)
     worst = np.full(matrix.shape, np.nan)
     rng = np.random.default_rng(seed)
     for column, task in enumerate(matrix.tasks):
@@ -114,8 +115,8 @@ def rank_intervals(
         else:
             threshold = pairwise_threshold(level)
         beats = scores[:, None] - scores > threshold * difference_errors(covariance)
-        rank[scored, column] = rankdata(-scores, method="average")
-        best[scored, column] = 1 + beats.sum(axis=0)
+        point_rank[scored, column] = rankdata(-scores, method="average")
+        best_rank[scored, column] = 1 + beats.sum(axis=0)
         worst[scored, column] = len(scores) - beats.sum(axis=1)
     return RankIntervals(
         protocol=matrix.protocol,
@@ -123,8 +124,8 @@ def rank_intervals(
         simultaneous=simultaneous,
         models=matrix.models,
         tasks=matrix.tasks,
-        rank=rank,
-        best=best,
+        rank=point_rank,
+        best=best_rank,
         worst=worst,
     )
 
@@ -151,16 +152,18 @@ def simultaneous_threshold(
     models = len(covariance)
     if models < 2:
         return pairwise_threshold(level)
-    first, second = np.triu_indices(models, 1)
-    errors = difference_errors(covariance)[first, second]
+    first_of_pair, second_of_pair = np.triu_indices(models, 1)
+    errors = difference_errors(covariance)[first_of_pair, second_of_pair]
     per_error = np.divide(1.0, errors, out=np.zeros_like(errors), where=errors > 0)
     per_error = per_error.astype(np.float32)
-    root = covariance_root(covariance)
+    root_of_covariance = covariance_root(covariance)
     largest = np.empty(simulations)
-    step = max(1, BLOCK // len(first))
-    for start in range(0, simulations, step):
-        size = min(step, simulations - start)
-        draws = (rng.standard_normal((size, models)) @ root.T).astype(np.float32)
-        z_scores = np.abs(draws[:, first] - draws[:, second]) * per_error
-        largest[start : start + step] = z_scores.max(axis=1)
+    chunk_size = max(1, BLOCK // len(first_of_pair))
+    for start in range(0, simulations, chunk_size):
+        drawn_count = min(chunk_size, simulations - start)
+        draws = (rng.standard_normal((drawn_count, models)) @ root_of_covariance.T).astype(
+            np.float32
+        )
+        z_scores = np.abs(draws[:, first_of_pair] - draws[:, second_of_pair]) * per_error
+        largest[start : start + chunk_size] = z_scores.max(axis=1)
     return float(np.quantile(largest, level))

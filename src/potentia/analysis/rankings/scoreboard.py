@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import norm
 
 from potentia.analysis.left_out import NO_ENTRIES, drop_names_in, keep_names_in
-from potentia.analysis.rankings.decide import Ranking, format_rank_span
+from potentia.analysis.rankings.decide import AggregateMethod, Ranking, format_rank_span
 from potentia.analysis.rankings.lead import (
     Lead,
     MissingEvidence,
@@ -48,11 +48,11 @@ from potentia.values.findings import (
     Plot,
     Points,
     Table,
-    jsonable,
     short_names,
+    to_json_values,
 )
 from potentia.values.metric import Origin
-from potentia.values.protocol import Protocol, main_protocol
+from potentia.values.protocol import Protocol, choose_main_protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix, find_clusters
 from potentia.values.seeds import SeedSpread, measure_seed_spread
 
@@ -82,8 +82,8 @@ class ModelStanding:
 
     def format_rank(self) -> str:
         """Write the rank, with its interval where it is known."""
-        span = format_rank_span(self.low, self.high)
-        return f"{self.rank:g}" if span is None else f"{self.rank:g} ({span})"
+        rank_span = format_rank_span(self.low, self.high)
+        return f"{self.rank:g}" if rank_span is None else f"{self.rank:g} ({rank_span})"
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,13 @@ class Scoreboard(Finding):
         models = [standing.model for standing in self.standings]
         return dict(zip(models, short_names(models), strict=True))
 
+    @property
+    def overall_scores(self) -> dict[str, float]:
+        """What ranks the models, where it is something else than the mean of their scores."""
+        if self.ranking.method not in (AggregateMethod.MEAN_Z, AggregateMethod.MEAN_RANK):
+            return {}
+        return dict(zip(self.ranking.models, self.ranking.scores.tolist(), strict=True))
+
     def headline(self) -> str:
         """Say who is the best, or who is most likely to be."""
         return headline_sentence(self.ranking)
@@ -135,7 +142,7 @@ class Scoreboard(Finding):
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field, and the answer in words."""
-        content = {field.name: jsonable(getattr(self, field.name)) for field in fields(self)}
+        content = {field.name: to_json_values(getattr(self, field.name)) for field in fields(self)}
         return content | {
             "first": self.first,
             "sure": self.ranking.is_first_certain,
@@ -151,39 +158,54 @@ class Scoreboard(Finding):
 
     def _tabulate_standings(self) -> Table:
         is_ranked = len(self.standings) > 1
-        columns: dict[str, Iterable[str | None]] = {}
+        columns_by_name: dict[str, Iterable[str | None]] = {}
         if is_ranked:
-            columns["rank"] = [standing.format_rank() for standing in self.standings]
-        columns["model"] = self.names.values()
+            columns_by_name["rank"] = [standing.format_rank() for standing in self.standings]
+        columns_by_name["model"] = self.names.values()
         if is_ranked and self.ranking.can_claim:
-            columns["P(first)"] = [format_percent(s.p_first) for s in self.standings]
+            columns_by_name["P(first)"] = [
+                format_percent(standing.p_first) for standing in self.standings
+            ]
+        overall_scores = self.overall_scores
+        if is_ranked and overall_scores:
+            columns_by_name[self.ranking.method.value] = [
+                f"{overall_scores[standing.model]:.2f}" for standing in self.standings
+            ]
         if self.tasks:
-            for k, protocol in enumerate(self.protocols):
-                columns[protocol.label] = [format_score(s.scores[k]) for s in self.standings]
+            for position, protocol in enumerate(self.protocols):
+                columns_by_name[protocol.label] = [
+                    format_score(standing.scores[position]) for standing in self.standings
+                ]
         if self.tasks and any(standing.gain is not None for standing in self.standings):
-            columns["gain"] = [format_score(s.gain, sign=True) for s in self.standings]
+            columns_by_name["gain"] = [
+                format_score(standing.gain, sign=True) for standing in self.standings
+            ]
         tasks = len(self.ranking.tasks)
         if any(standing.tasks < tasks for standing in self.standings):
-            columns["tasks"] = [f"{standing.tasks} of {tasks}" for standing in self.standings]
-        rows = zip(*columns.values(), strict=True)
-        return Table(self._title(), columns, rows, " ".join(self._notes()))
+            columns_by_name["tasks"] = [
+                f"{standing.tasks} of {tasks}" for standing in self.standings
+            ]
+        table_rows = zip(*columns_by_name.values(), strict=True)
+        return Table(self._title(), columns_by_name, table_rows, " ".join(self._notes()))
 
     def charts(self) -> Sequence[Chart]:
         """Return the scores before and after tuning, a line for each model."""
-        shown = []
+        drawn_standings = []
         for standing in self.standings:
             if all(score is not None for score in standing.scores):
-                shown.append(standing)
-        if not self.tasks or not shown:
+                drawn_standings.append(standing)
+        if not self.tasks or not drawn_standings:
             return []
         points = []
         for column, protocol in enumerate(self.protocols):
             if protocol in (self.before, self.protocol):
-                points.append(_score_points(protocol, column, shown))
+                points.append(_score_points(protocol, column, drawn_standings))
+        title = self._title()
+        caption = f"{self._notes()[0]} Models by rank over all tasks ({self.protocol.label})."
         chart = Plot(
             "scoreboard",
-            self._title(),
-            f"{self._notes()[0]} Models by rank over all tasks ({self.protocol.label}).",
+            title,
+            caption,
             tuple(points),
             (),
             x_label="model, by rank",
@@ -206,7 +228,7 @@ class Scoreboard(Finding):
 
     def _title(self) -> str:
         if not self.tasks:
-            return f"Ranks by {self.protocol.label}"
+            return f"Ranks {self.protocol.phrase}"
         return capitalize_first(self._describe_mean())
 
     def _notes(self) -> list[str]:
@@ -223,7 +245,7 @@ class Scoreboard(Finding):
             notes.append(error_note)
         if len(self.standings) > 1:
             method = f"by the {self.ranking.method.label}: {self.ranking.reason}"
-            rank_note = f"Ranks are by {self.protocol.label}, {method}."
+            rank_note = f"Ranks are those {self.protocol.phrase}, {method}."
             if self.ranking.can_claim:
                 rank_note += f" In brackets: the {level} interval{self._rank_scope()}."
             notes.append(rank_note)
@@ -237,15 +259,15 @@ class Scoreboard(Finding):
 
     def _describe_intervals(self) -> str:
         """Say what is written behind the scores; nothing where no score has an interval."""
-        errors = []
+        intervals = []
         for standing in self.standings:
             for score in standing.scores:
-                if score is not None:
-                    errors.append(score.format_error() or "")
+                if score is not None and math.isfinite(score.low):
+                    intervals.append(score)
         level = format_level(self.ranking.level)
-        if any(error.startswith("±") for error in errors):
+        if any(interval.has_even_sides() for interval in intervals):
             return f"± is the half-width of the {level} interval of test noise."
-        if any(errors):
+        if intervals:
             return f"In brackets behind a score: the {level} interval of test noise."
         return ""
 
@@ -266,8 +288,8 @@ class Scoreboard(Finding):
 def _score_points(protocol: Protocol, column: int, standings: Sequence[ModelStanding]) -> Points:
     """Return the scores under one protocol as points, with their intervals where all are known."""
     scores = [standing.scores[column] for standing in standings]
-    ends = [(score.value, score.low, score.high) for score in scores if score is not None]
-    values, low, high = np.array(ends).T
+    points = [(score.value, score.low, score.high) for score in scores if score is not None]
+    values, low, high = np.array(points).T
     positions = np.arange(1.0, len(standings) + 1)
     names = tuple(standing.model for standing in standings)
     if not np.isfinite(low).all():
@@ -294,7 +316,7 @@ def scoreboard_from_rankings(
     """
     by_protocol = {matrix.protocol: matrix for matrix in matrices}
     first = matrices[0].protocol
-    main = main_protocol(by_protocol) or matrices[-1].protocol
+    main = choose_main_protocol(by_protocol) or matrices[-1].protocol
     ranking_before = overall.get(first) if first != main else None
     scoreboard = _scoreboard_of_part(by_protocol, overall[main], ranking_before, first, items)
     other_parts = []
@@ -316,8 +338,8 @@ def _scoreboard_of_part(
     """Put scores, gains and ranks of models that can be compared side by side."""
     main = ranking.protocol
     models = list(ranking.models)
-    ends = [protocol for protocol in by_protocol if protocol in (first, main)]
-    protocols, tasks = _choose_shared_tasks(by_protocol, models, ends)
+    end_protocols = [protocol for protocol in by_protocol if protocol in (first, main)]
+    protocols, tasks = _choose_shared_tasks(by_protocol, models, end_protocols)
     weights = ranking.groups.select(tasks).weights
     means = []
     for protocol in protocols:
@@ -333,33 +355,39 @@ def _scoreboard_of_part(
             ranking.level,
         )
     missing = _find_hardest_rival(ranking, by_protocol[main], items.get(main))
-    lead = _measure_first_lead(ranking, by_protocol[main], items.get(main), missing)
+    first_lead = _measure_first_lead(ranking, by_protocol[main], items.get(main), missing)
     metrics = {metric.name for metric in by_protocol[main].select(tasks=tasks).metrics}
     standings = []
     for row, model in enumerate(models):
-        standings.append(
-            ModelStanding(
-                model=model,
-                rank=float(ranking.ranks[row]),
-                low=float(ranking.low[row]),
-                high=float(ranking.high[row]),
-                p_first=float(ranking.p_first[row]),
-                tasks=ranking.task_counts[row],
-                before=None if ranking_before is None else ranking_before.rank_of(model),
-                scores=tuple(mean_by_model.get(model) for mean_by_model in means),
-                gain=gains.get(model),
-            )
+        rank_before = None
+        if ranking_before is not None:
+            rank_before = ranking_before.rank_of(model)
+        mean_scores = tuple(mean_by_model.get(model) for mean_by_model in means)
+        standing = ModelStanding(
+            model=model,
+            rank=float(ranking.ranks[row]),
+            low=float(ranking.low[row]),
+            high=float(ranking.high[row]),
+            p_first=float(ranking.p_first[row]),
+            tasks=ranking.task_counts[row],
+            before=rank_before,
+            scores=mean_scores,
+            gain=gains.get(model),
         )
+        standings.append(standing)
+    before = None if ranking_before is None else first
+    shared_metric = metrics.pop() if len(metrics) == 1 else ""
+    seeds = find_seed_spread(by_protocol[main])
     return Scoreboard(
         protocols=tuple(protocols),
         ranking=ranking,
-        before=None if ranking_before is None else first,
+        before=before,
         tasks=tuple(tasks),
-        metric=metrics.pop() if len(metrics) == 1 else "",
+        metric=shared_metric,
         standings=tuple(standings),
-        lead=lead,
+        lead=first_lead,
         missing=missing,
-        seeds=find_seed_spread(by_protocol[main]),
+        seeds=seeds,
     )
 
 
@@ -408,20 +436,20 @@ def _measure_first_lead(
     missing: MissingEvidence | None,
 ) -> Lead | None:
     """Return the lead of the first over its hardest rival, its likeliest one, or the second; None if it is alone."""
-    others = drop_names_in(ranking.models, [ranking.first])
+    other_models = drop_names_in(ranking.models, [ranking.first])
     if missing is not None:
         rival = missing.rival
     elif ranking.rivals:
         rival = ranking.rivals[0]
-    elif others:
-        rival = others[0]
+    elif other_models:
+        rival = other_models[0]
     else:
         return None
     return measure_lead(ranking, matrix, items, ranking.first, rival)
 
 
 def _choose_shared_tasks(
-    matrices: Mapping[Protocol, ScoreMatrix], models: Sequence[str], ends: list[Protocol]
+    matrices: Mapping[Protocol, ScoreMatrix], models: Sequence[str], end_protocols: list[Protocol]
 ) -> tuple[list[Protocol], list[str]]:
     """Return protocols, as many as possible, and the tasks of which every model has all scores under them.
 
@@ -429,11 +457,11 @@ def _choose_shared_tasks(
     those that are no shares of 1 (ratings, BLEU), are taken only where there are no others: a mean over both says
     nothing.
     """
-    for protocols in (list(matrices), ends, ends[-1:]):
+    for protocols in (list(matrices), end_protocols, end_protocols[-1:]):
         tasks = _list_common_tasks([matrices[protocol] for protocol in protocols], models)
         if tasks:
             return protocols, tasks
-    return ends[-1:], []
+    return end_protocols[-1:], []
 
 
 def _list_common_tasks(matrices: Sequence[ScoreMatrix], models: Sequence[str]) -> list[str]:
@@ -443,10 +471,10 @@ def _list_common_tasks(matrices: Sequence[ScoreMatrix], models: Sequence[str]) -
     tasks = [task for task in tasks if metrics[task].higher_is_better] or tasks
     of_one_scale = []
     for task in tasks:
-        if metrics[task].scale in ("share", None) or metrics[task].guess == "zero":
+        if metrics[task].scale in ("share", None) or metrics[task].guess_rule == "zero":
             of_one_scale.append(task)
     tasks = of_one_scale or tasks
-    measured = [np.isfinite(matrix.laid_out(models, tasks)[0]) for matrix in matrices]
+    measured = [np.isfinite(matrix.arrange(models, tasks)[0]) for matrix in matrices]
     under_all = np.logical_and.reduce(measured)
     counted = under_all[under_all.sum(axis=1) > 0.5 * len(tasks)]
     if not len(counted):
@@ -464,7 +492,7 @@ def _average_scores(
     """Return the mean score of every model over these tasks, with its interval of test noise."""
     if not tasks:
         return {}
-    values, stderr, examples = matrix.laid_out(models, tasks)
+    values, stderr, examples = matrix.arrange(models, tasks)
     metrics = dict(zip(matrix.tasks, matrix.metrics, strict=True))
     are_shares = [metrics[task].scale == "share" for task in tasks]
     means = {}
@@ -510,8 +538,8 @@ def measure_gains(
     level: float,
 ) -> dict[str, Interval]:
     """Return the mean gain of every model over these tasks, with its interval of test noise."""
-    values_before, _, _ = before.matrix.laid_out(models, tasks)
-    values_after, _, _ = after.matrix.laid_out(models, tasks)
+    values_before, _, _ = before.matrix.arrange(models, tasks)
+    values_after, _, _ = after.matrix.arrange(models, tasks)
     variance = measure_gain_variance(before, after, models, tasks)
     sign = after.matrix.select(tasks=tasks).sign.min()  # of a loss, less is a gain
     gains = sign * (values_after - values_before) @ weights
@@ -526,8 +554,8 @@ def measure_gain_variance(
     tasks: Sequence[str],
 ) -> Floats:
     """Return the variance by test noise of every gain, (models, tasks): paired where the same documents were tested."""
-    values_before, errors_before, _ = before.matrix.laid_out(models, tasks)
-    values_after, errors_after, _ = after.matrix.laid_out(models, tasks)
+    values_before, errors_before, _ = before.matrix.arrange(models, tasks)
+    values_after, errors_after, _ = after.matrix.arrange(models, tasks)
     variance = errors_before**2 + errors_after**2
     for row, column in np.ndindex(variance.shape):
         model, task = models[row], tasks[column]

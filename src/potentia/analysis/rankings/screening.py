@@ -16,19 +16,25 @@ from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from potentia.analysis.left_out import NO_ENTRIES
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.first_place import ENOUGH_MODELS
-from potentia.analysis.stats.significance import align_outcomes, count_significant_pairs
+from potentia.analysis.stats.score_errors import believe_errors
+from potentia.analysis.stats.significance import (
+    align_outcomes,
+    count_significant_pairs,
+    list_seed_errors,
+)
 from potentia.analysis.stats.soundness import (
     TEST_LEVEL,
     RankingAnswer,
     ScoreDifferences,
     TaskAgreement,
     TaskAgreements,
+    code_families,
     compare_models_by_errors,
     compare_models_by_items,
 )
@@ -40,6 +46,7 @@ from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
 TRAIN_EXAMPLES = 1_000  # fewer cannot prepare a model (section 3.1)
 NOT_IMPROVED = 0.20  # share of models that tuning leaves no better (appendix A.1)
+LEAST_GAIN = 0.01  # of the models' scores, that their typical gain is taken for at least
 CEILING = 0.97  # a score in [0, 1] above which nothing is left to separate models by
 FLOOR_SHARE = 0.1  # of the way from a guess to a perfect score, below which a model surely guesses
 RESOLVED = 0.25  # share of model pairs that a test split should resolve
@@ -59,14 +66,14 @@ class FlagReason(StrEnum):
 
 
 SUGGESTIONS = {
-    FlagReason.FEW_TRAINING_EXAMPLES: "drop the task, or add training data",
-    FlagReason.NO_IMPROVEMENT: "drop the task, or check its prompt and the tuning recipe",
+    FlagReason.FEW_TRAINING_EXAMPLES: "add training data, or drop the task",
+    FlagReason.NO_IMPROVEMENT: "check its prompt and the tuning recipe, or drop the task",
     FlagReason.AGAINST: "check its metric and its labels; drop the task if they are right",
     FlagReason.UNLIKE: "it measures something else, or its prompt or metric is wrong: check them",
-    FlagReason.NO_DIFFERENCES: "drop the task, or use a larger test",
+    FlagReason.NO_DIFFERENCES: "use a larger test, or drop the task",
     FlagReason.CEILING: "use a harder task",
     FlagReason.FLOOR: "use an easier task, or stronger models",
-    FlagReason.SMALL_TEST: "use more test items, or report it without ranking on it",
+    FlagReason.SMALL_TEST: "use more test examples, or report it without ranking on it",
 }
 
 
@@ -107,6 +114,7 @@ class Screening(Finding):
     flags: tuple[TaskFlag, ...]
     train_examples: Floats  # per task; NaN where unknown
     not_improved: Floats  # share of models
+    not_improved_p: Floats  # that test noise alone leaves so many no better
     agreement: Floats  # mean τ with the other tasks
     best: Floats  # best score
     resolved: Floats  # share of pairs of models that differ significantly
@@ -122,28 +130,31 @@ class Screening(Finding):
         """Return the flags, then the measures of every task."""
         note = "No task is flagged."
         if self.flags:
-            note = "Leave flagged tasks out with --exclude-flagged."
+            note = "To leave flagged tasks out, in Python: RankingOptions(exclude_flagged=True)."
         flags = Table(
             f"Screening: {len(self.flagged_tasks)} of {len(self.tasks)} tasks flagged",
             ("task", "reason", "evidence", "suggestion"),
             map(astuple, self.flags),
             note,
         )
-        columns = (
+        column_names = (
             "task",
             "train",
             "not improved",
             "τ with the others",
             "best score",
-            "resolved pairs",
+            "pairs that differ",
             "flags",
         )
+        train_examples: list[int | None] = []
+        for count in self.train_examples:
+            train_examples.append(None if np.isnan(count) else int(count))
         measures = Table(
             "Screening: measures",
-            columns,
+            column_names,
             zip(
                 self.tasks,
-                [None if np.isnan(count) else int(count) for count in self.train_examples],
+                train_examples,
                 self.not_improved,
                 self.agreement,
                 self.best,
@@ -169,7 +180,7 @@ class Screening(Finding):
             "Screening of tasks",
             "High values of the first and low values of the others speak against a task.",
             self.tasks,
-            ("not improved", "τ with the others", "resolved pairs"),
+            ("not improved", "τ with the others", "pairs that differ"),
             np.stack([self.not_improved, self.agreement, self.resolved], axis=1),
             low=min(0.0, float(np.nanmin(self.agreement, initial=0.0))),
             high=1.0,
@@ -197,20 +208,24 @@ def screen_tasks(
     and ``items`` the stored outcomes of the scores that rank. That a task agrees with the others is tested where it
     decides about a flag, and for the tasks ``tested`` in any case.
     """
-    final = tuned or direct
+    final = believe_errors(tuned or direct)
     rankings = assess_tasks(final, families, task_groups, items, tested=tested, seed=seed)
     pairs, significant = count_significant_pairs(final, level=level)
     compared = np.array(pairs)
     resolved = np.full(len(final.tasks), np.nan)
     np.divide(np.array(significant), compared, out=resolved, where=compared > 0)
+    agreement = np.array([ranking.agreement.mean.value for ranking in rankings])
+    best_scores = np.fmax.reduce(final.oriented(), axis=0) * final.sign
+    examples_of_tasks = [float(train_examples.get(task, np.nan)) for task in final.tasks]
     screening = Screening(
         protocol=final.protocol,
         tasks=final.tasks,
         flags=(),
-        train_examples=np.array([float(train_examples.get(t, np.nan)) for t in final.tasks]),
+        train_examples=np.array(examples_of_tasks),
         not_improved=_share_not_improved(direct, tuned),
-        agreement=np.array([ranking.agreement.mean.value for ranking in rankings]),
-        best=np.fmax.reduce(final.oriented(), axis=0) * final.sign,
+        not_improved_p=_test_not_improved(direct, tuned, families),
+        agreement=agreement,
+        best=best_scores,
         resolved=resolved,
         rankings=tuple(rankings),
     )
@@ -244,6 +259,7 @@ def assess_tasks(
 
     Agreement is tested where it decides about a flag, and for the tasks ``tested`` in any case.
     """
+    matrix = believe_errors(matrix)
     groups = find_task_groups(matrix.tasks, task_groups)
     agreements = TaskAgreements(matrix, families, groups, level=LEVEL, seed=seed)
     rankings = []
@@ -267,7 +283,13 @@ def compare_models(
     aligned = align_outcomes(models, items)
     if len(aligned.values) == len(models) >= 2 and aligned.values.shape[1] >= 2:
         _, family_of_scored = np.unique(family[is_scored], return_inverse=True)
-        return compare_models_by_items(aligned.values, family_of_scored)
+        seed_errors = list_seed_errors(matrix, matrix.tasks[column], models)
+        return compare_models_by_items(
+            aligned.values,
+            family_of_scored,
+            aligned.clusters,
+            seed_variance=float(np.mean(np.square(seed_errors))),
+        )
     return compare_models_by_errors(matrix.oriented()[:, column], matrix.stderr[:, column], family)
 
 
@@ -282,17 +304,19 @@ def check_ranking(ranking: TaskRanking) -> list[Fault]:
     if answer is RankingAnswer.AGAINST and ranking.models_differ:
         faults.append((FlagReason.AGAINST, f"{tau} ({format_p_value(agreement.p_against)})"))
     elif answer is RankingAnswer.UNLIKE:
+        shortfall = agreement.shortfall
+        level = format_level(shortfall.level)
+        interval = f"{level} interval {shortfall.low:.2f} to {shortfall.high:.2f}"
         evidence = (
-            f"{tau}; {agreement.expected:.2f} is expected of a test of its size, as the others have "
-            f"{agreement.among_others:.2f} among themselves (difference {agreement.shortfall.value:.2f}, "
-            f"{format_level(agreement.shortfall.level)} interval {agreement.shortfall.low:.2f} "
-            f"to {agreement.shortfall.high:.2f})"
+            f"{tau}, where a test of its size should reach {agreement.expected:.2f} "
+            f"(difference {shortfall.value:.2f}, {interval}; among the others it is "
+            f"{agreement.among_others:.2f})"
         )
         faults.append((FlagReason.UNLIKE, evidence))
     is_noise = answer in (RankingAnswer.UNLIKE, RankingAnswer.AGAINST) or agreement.is_narrow
     if not ranking.models_differ and answer is not RankingAnswer.AGREES and is_noise:
         p_value = format_p_value(ranking.differences.p_value)
-        evidence = f"scores differ no more than chance makes them ({p_value})"
+        evidence = f"scores differ no more than by chance ({p_value})"
         if agreement.is_narrow:
             evidence += ", and by less than half as much as on the other tasks"
         faults.append((FlagReason.NO_DIFFERENCES, evidence))
@@ -304,11 +328,18 @@ def _check_preparation(screening: Screening, column: int) -> list[Fault]:
     faults = []
     train = screening.train_examples[column]
     if train < TRAIN_EXAMPLES:
-        evidence = f"{train:.0f} training examples, under {TRAIN_EXAMPLES:,}"
+        evidence = f"{train:.0f} training examples; the limit is {TRAIN_EXAMPLES:,}"
         faults.append((FlagReason.FEW_TRAINING_EXAMPLES, evidence))
     not_improved = screening.not_improved[column]
-    if not_improved > NOT_IMPROVED:
-        evidence = f"{not_improved:.0%} of models no better, over {NOT_IMPROVED:.0%}"
+    p_value = screening.not_improved_p[column]
+    is_luck = p_value >= TEST_LEVEL  # not where no standard error is known
+    if not_improved > NOT_IMPROVED and not is_luck:
+        evidence = (
+            f"{100 * not_improved:.0f} % of the models did not improve; the limit is "
+            f"{100 * NOT_IMPROVED:.0f} %"
+        )
+        if np.isfinite(p_value):
+            evidence += f", exceeded by more than test noise ({format_p_value(p_value)})"
         faults.append((FlagReason.NO_IMPROVEMENT, evidence))
     return faults
 
@@ -327,18 +358,19 @@ def _check_scores(
         faults.append((FlagReason.CEILING, f"half of the models score {median:.3f} or more"))
     at_floor = share_at_floor(scores, final.stderr[scored, column], floor)
     if at_floor > 0.5:
-        evidence = f"{at_floor:.0%} of models surely score about as a guess does ({floor:.2f})"
+        evidence = f"{100 * at_floor:.0f} % of models score no better than a guess ({floor:.2f})"
         faults.append((FlagReason.FLOOR, evidence))
     return faults
 
 
-def share_at_floor(scores: Floats, errors: Floats, floor: float) -> float:
-    """Return the share of models whose interval ends near the score of a guess; 0 where no error is known."""
+def share_at_floor(scores: Floats, errors: Floats, chance_score: float) -> float:
+    """Return the share of models whose interval ends near the chance level; 0 where no standard error is known."""
     tested = np.isfinite(errors)
     if not tested.any():
         return 0.0
-    ends = scores[tested] + 2 * errors[tested]
-    return float((ends <= floor + FLOOR_SHARE * (1 - floor)).mean())
+    upper_ends = scores[tested] + 2 * errors[tested]
+    highest_guess = chance_score + FLOOR_SHARE * (1 - chance_score)
+    return float((upper_ends <= highest_guess).mean())
 
 
 def _check_size(resolved: float, expected: float, final: ScoreMatrix, column: int) -> list[Fault]:
@@ -347,8 +379,8 @@ def _check_size(resolved: float, expected: float, final: ScoreMatrix, column: in
     if not (has_models and resolved < RESOLVED and expected < RESOLVED):
         return []
     evidence = (
-        f"{resolved:.0%} of model pairs differ significantly; with the gaps of the other tasks "
-        f"it would be {expected:.0%}, under {RESOLVED:.0%}"
+        f"{100 * resolved:.0f} % of model pairs differ significantly; with the gaps of the other tasks "
+        f"it would be {100 * expected:.0f} %, under {100 * RESOLVED:.0f} %"
     )
     return [(FlagReason.SMALL_TEST, evidence)]
 
@@ -358,12 +390,17 @@ def _expect_resolution(matrix: ScoreMatrix) -> Floats:
     models, tasks = matrix.shape
     expected = np.full(tasks, np.nan)
     noise = nan_mean(matrix.stderr**2, axis=0)
-    first, second = np.triu_indices(models, 1)
-    gaps = np.abs(matrix.values[first] - matrix.values[second])  # (pairs, tasks)
+    first_of_pair, second_of_pair = np.triu_indices(models, 1)
+    score_gaps = np.abs(
+        matrix.values[first_of_pair] - matrix.values[second_of_pair]
+    )  # (pairs, tasks)
     scales = [metric.scale for metric in matrix.metrics]
     for column in range(tasks):
-        others = [k for k in range(tasks) if k != column and scales[k] == scales[column]]
-        gaps_of_others = gaps[:, others]
+        comparable_tasks = []
+        for position in range(tasks):
+            if position != column and scales[position] == scales[column]:
+                comparable_tasks.append(position)
+        gaps_of_others = score_gaps[:, comparable_tasks]
         known_gaps = gaps_of_others[np.isfinite(gaps_of_others)]
         if len(known_gaps) and np.isfinite(noise[column]):
             threshold = norm.ppf(0.5 + LEVEL / 2) * np.sqrt(2 * noise[column])
@@ -371,10 +408,41 @@ def _expect_resolution(matrix: ScoreMatrix) -> Floats:
     return expected
 
 
+def _test_not_improved(
+    direct: ScoreMatrix, tuned: ScoreMatrix | None, families: Mapping[str, str]
+) -> Floats:
+    """Return P that test noise leaves so many models no better, by task; NaN where no error is known.
+
+    Of models that gain little a small test leaves many no better. So many are expected by luck where the share that is
+    allowed truly is no better and all others gain what the median model does; a family of near copies counts once.
+    """
+    p_values = np.full(len((tuned or direct).tasks), np.nan)
+    if tuned is None:
+        return p_values
+    before, errors_before, _ = direct.arrange(tuned.models, tuned.tasks)
+    gains = (tuned.values - before) * tuned.sign
+    errors = np.hypot(tuned.stderr, errors_before)
+    family = code_families(tuned.models, families)
+    for column, metric in enumerate(tuned.metrics):
+        is_known = np.isfinite(gains[:, column]) & np.isfinite(errors[:, column])
+        if not is_known.any():
+            continue
+        least_gain = LEAST_GAIN * (100.0 if metric.scale == "percent" else 1.0)
+        typical_gain = max(least_gain, float(np.median(gains[is_known, column])))
+        noise = np.maximum(errors[is_known, column], 1e-12)
+        by_luck = float(norm.sf(typical_gain / noise).mean())
+        share = float((gains[is_known, column] <= 0).mean())
+        units = len(np.unique(family[is_known]))
+        allowed = int(NOT_IMPROVED * units)
+        others = max(1, round(share * units) - allowed)
+        p_values[column] = float(binom.sf(others - 1, units - allowed, by_luck))
+    return p_values
+
+
 def _share_not_improved(direct: ScoreMatrix, tuned: ScoreMatrix | None) -> Floats:
     """Return the share of models whose score after tuning is no better than before, by task of the tuned scores."""
     if tuned is None:
         return np.full(len(direct.tasks), np.nan)
-    before, _, _ = direct.laid_out(tuned.models, tuned.tasks)
+    before, _, _ = direct.arrange(tuned.models, tuned.tasks)
     gains = (tuned.values - before) * tuned.sign
     return nan_mean(np.where(np.isfinite(gains), gains <= 0, np.nan), axis=0)

@@ -14,14 +14,17 @@ import numpy as np
 from potentia.analysis.stats.first_place import ENOUGH_MODELS, ENOUGH_TASKS
 from potentia.analysis.wording import (
     capitalize_first,
-    format_count,
+    format_difference,
     format_level,
     format_p_value,
     format_percent,
+    format_range,
     join_names,
 )
 from potentia.values.findings import Interval, short_names
 from potentia.values.protocol import Protocol
+from potentia.values.seeds import MIN_REPEATED_RESULTS
+from potentia.values.wording import format_count
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings.agreement import Agreement, AgreementChange
@@ -32,12 +35,17 @@ if TYPE_CHECKING:
     from potentia.values.seeds import SeedSpread
 
 PREPARATIONS = {
+    "direct": "without further fine-tuning",
     "train_before_test": "after the same fine-tuning",
-    "adjust": "after tuning on the same data",
+    "adjust": "after fine-tuning on the same data",
 }
+HOW_TO_GIVE_ERRORS = (
+    "Score the models with Potentia, or give their standard errors: a column stderr where a row has one score, "
+    "TASK_stderr where a column has one task."
+)
 NO_CLAIM = (
     f"Without standard errors, and with fewer than {ENOUGH_TASKS} tasks, no difference can be called significant. "
-    "Score the models with Potentia, or give a column stderr."
+    f"{HOW_TO_GIVE_ERRORS}"
 )
 _SCORE_METHODS = ("score", "mean score", "mean z")  # of which the best is called the best score
 SAME_SCORE = 0.0005  # a smaller difference does not show in three digits
@@ -57,46 +65,56 @@ def headline_sentence(ranking: Ranking) -> str:
         f"The models fall into {len(parts)} parts that share no task, "
         "so no model can be called the best of all."
     )
-    return " ".join([limit, *map(_part_headline, parts)])
+    sentences = [limit]
+    for part in parts:
+        sentences.append(_part_headline(part))
+        scope = _scope_of_certainty(part)
+        if scope is not None:
+            sentences.append(scope)
+    return " ".join(sentences)
 
 
 def _part_headline(ranking: Ranking) -> str:
     """Say who is the best of models that can be compared, or who is most likely to be."""
-    names = dict(zip(ranking.models, short_names(ranking.models), strict=True))
-    first = names[ranking.first]
+    short_by_model = dict(zip(ranking.models, short_names(ranking.models), strict=True))
+    leader = short_by_model[ranking.first]
     preparation = describe_preparation(ranking.protocol)
     models = format_count(len(ranking.models), "model")
     tasks = ranking.groups.describe_size()
     measured = ranking.task_counts[ranking.models.index(ranking.first)]
     if measured < len(ranking.tasks):
-        tasks = f"{first} has {measured} of {tasks}"
+        tasks = f"{leader} has {measured} of {tasks}"
     if len(ranking.models) < 2:
-        return f"Only {first} has scores to rank {preparation}."
+        return f"Only {leader} has scores to rank {preparation}."
     score = "score" if ranking.method in _SCORE_METHODS else ranking.method.label
     best_rank = ranking.ranks[0]
     ranks = zip(ranking.models, ranking.ranks.tolist(), strict=True)
-    tied = [names[model] for model, rank in ranks if rank == best_rank]
-    if not ranking.can_claim and len(tied) > 1:
-        return f"{join_names(tied)} share the best {score} of {models} {preparation} ({tasks})."
+    tied_names = [short_by_model[model] for model, rank in ranks if rank == best_rank]
+    if not ranking.can_claim and len(tied_names) > 1:
+        return (
+            f"{join_names(tied_names)} share the best {score} of {models} {preparation} ({tasks})."
+        )
     if not ranking.can_claim:
-        return f"{first} has the best {score} of {models} {preparation} ({tasks})."
+        return f"{leader} has the best {score} of {models} {preparation} ({tasks})."
+    if ranking.method not in _SCORE_METHODS:  # who is the best hangs on what is counted
+        tasks = f"{tasks}, by the {score}"
     chances = dict(zip(ranking.models, ranking.p_first.tolist(), strict=True))
     chance = format_percent(chances[ranking.first])
     if ranking.is_first_certain:
-        evidence = _describe_wins(ranking, names)
-        return f"{first} is the best of {models} {preparation} ({tasks}): {evidence}."
-    if len(tied) == len(ranking.models):
-        return f"{join_names(tied)} tie {preparation} ({tasks})."
-    rivals = _rivals_sentence(ranking, names, chances)
+        evidence = _describe_wins(ranking, short_by_model)
+        return f"{leader} is the best of {models} {preparation} ({tasks}): {evidence}."
+    if len(tied_names) == len(ranking.models):
+        return f"{join_names(tied_names)} tie {preparation} ({tasks})."
+    rivals = _rivals_sentence(ranking, short_by_model, chances)
     return (
-        f"{first} is most likely the best of {models} {preparation} ({chance}, {tasks}). {rivals}"
+        f"{leader} is most likely the best of {models} {preparation} ({chance}, {tasks}). {rivals}"
     )
 
 
-def _describe_wins(ranking: Ranking, names: dict[str, str]) -> str:
+def _describe_wins(ranking: Ranking, short_by_model: dict[str, str]) -> str:
     """Say that the first is better than every other, with the p value of the closest."""
     p_value = format_p_value(2 * (1 - ranking.p_beats_closest))
-    closest = names[ranking.closest or ranking.first]
+    closest = short_by_model[ranking.closest or ranking.first]
     if len(ranking.models) == 2:
         return f"significantly better than {closest} ({p_value})"
     return (
@@ -104,20 +122,25 @@ def _describe_wins(ranking: Ranking, names: dict[str, str]) -> str:
     )
 
 
-def _rivals_sentence(ranking: Ranking, names: dict[str, str], chances: dict[str, float]) -> str:
+def _rivals_sentence(
+    ranking: Ranking, short_by_model: dict[str, str], chances: dict[str, float]
+) -> str:
     """Say who may be first too, and with what probability; variants of the first are named as such."""
     variants = ranking.rival_variants
-    described = []
+    described: list[str] = []
     for model in ranking.rivals:
-        kind = "its variant " if model in variants else ""
-        described.append(f"{kind}{names[model]} ({format_percent(chances[model])})")
+        rival = f"{short_by_model[model]} ({format_percent(chances[model])})"
+        if model in variants:
+            # the first of them begins the sentence
+            rival = f"its variant {rival}" if described else f"Its variant {rival}"
+        described.append(rival)
     rivals = join_names(described)
-    verb = "is" if len(described) == 1 else "are"
+    possible = f"{rivals} may be the best, too."
     if not variants:
-        return f"{rivals} {verb} close."
+        return possible
     together = format_percent(sum(chances[model] for model in (ranking.first, *variants)))
-    relatives = join_names([names[model] for model in (ranking.first, *variants)])
-    return f"{capitalize_first(rivals)} {verb} close. One of {relatives} is the best ({together})."
+    relatives = join_names([short_by_model[model] for model in (ranking.first, *variants)])
+    return f"{possible} One of {relatives} is the best ({together})."
 
 
 def certainty_sentences(
@@ -127,12 +150,11 @@ def certainty_sentences(
     if len(ranking.models) < 2:
         return []
     sentences = []
+    scope = _scope_of_certainty(ranking)
     if not ranking.can_claim:
         sentences.append(missing_errors_sentence(ranking))
-    elif ranking.generalizes and ranking.is_first_certain:
-        sentences.append("This allows for test noise and for other tasks like these.")
-    elif ranking.is_first_certain and len(ranking.tasks) > 1:
-        sentences.append(f"This holds for these tasks. {_scope_sentence(ranking)}")
+    elif scope is not None and not ranking.other_parts:  # else each part says it of itself
+        sentences.append(scope)
     if ranking.groups.has_several_tasks_in_one:
         sentences.append(ranking.groups.describe_groups())
     if lead is not None and ranking.can_claim:
@@ -142,6 +164,17 @@ def certainty_sentences(
     if ranking.unranked:
         sentences.append(_unranked_sentence(ranking.unranked))
     return sentences
+
+
+def _scope_of_certainty(ranking: Ranking) -> str | None:
+    """Say what a certain first place allows for; None where it is not certain, or there is one task to speak of."""
+    if not ranking.is_first_certain:
+        return None
+    if ranking.generalizes:
+        return "This allows for test noise and for other tasks like these."
+    if len(ranking.tasks) > 1:
+        return f"This holds for these tasks. {_scope_sentence(ranking)}"
+    return None
 
 
 def _scope_sentence(ranking: Ranking) -> str:
@@ -171,7 +204,7 @@ def missing_errors_sentence(ranking: Ranking) -> str:
         subject = f"{lacking:,} of {scores:,} scores {verb} no standard error ({join_names(names)})"
     return (
         f"{tasks} a difference needs standard errors to be called significant, and {subject}. "
-        "Score the models with Potentia, or give a column stderr."
+        f"{HOW_TO_GIVE_ERRORS}"
     )
 
 
@@ -179,14 +212,20 @@ def seed_sentence(spread: SeedSpread) -> str | None:
     """Say what another fine-tuning seed may change; None where every result has several seeds."""
     if spread.repeated == spread.fine_tuned:
         return None
-    if not spread.is_known:
+    if spread.repeated == 0:
         return (
             "Each model was fine-tuned once per task; another seed may change this "
             "(seed_check: 0.1 in the study measures how much)."
         )
+    if not spread.is_known:
+        return (
+            "How far another fine-tuning seed moves a score is not known: "
+            f"that takes {MIN_REPEATED_RESULTS} results that are shares of 1 and have two seeds or more, "
+            f"and this study has {spread.repeated_shares} (a larger seed_check adds some)."
+        )
     return (
         f"Another fine-tuning seed moves a score by about {spread.deviation:.3f} "
-        f"(standard deviation, from {format_count(spread.repeated, 'result')} with two seeds or more); "
+        f"(standard deviation, from {format_count(spread.repeated_shares, 'result')} with two seeds or more); "
         "the errors allow for it."
     )
 
@@ -207,14 +246,15 @@ def lead_sentence(lead: Lead) -> str:
     if difference is None:
         return f"{first} scores more than {second} on {lead.tasks_ahead} of {tasks}."
     if abs(difference.value) < SAME_SCORE:
-        interval = _describe_interval(difference, " of the difference")
+        interval = _describe_interval(difference, lead.are_shares, " of the difference")
         return f"On {tasks} {first} and {second} have the same score{interval}."
     direction = "more" if difference.value >= 0 else "less"
-    interval = _describe_interval(difference)
-    return f"On {tasks} {first} scores {abs(difference.value):.3f} {direction} than {second}{interval}."
+    interval = _describe_interval(difference, lead.are_shares)
+    amount = format_difference(abs(difference.value), in_points=lead.are_shares)
+    return f"On {tasks} {first} scores {amount} {direction} than {second}{interval}."
 
 
-def _describe_interval(difference: Interval, subject: str = "") -> str:
+def _describe_interval(difference: Interval, in_points: bool, subject: str = "") -> str:
     """Write the interval of a difference in its own direction; nothing where it is not known."""
     if not math.isfinite(difference.low):
         return ""
@@ -223,7 +263,10 @@ def _describe_interval(difference: Interval, subject: str = "") -> str:
     else:
         low, high = -difference.high, -difference.low
     level = format_level(difference.level)
-    return f" ({level} interval{subject} by test noise alone {low:.3f} to {high:.3f})"
+    range_text = format_range(low, high, in_points=in_points)
+    if subject and in_points:  # where no difference before it says the unit
+        range_text += " points"
+    return f" ({level} interval{subject} by test noise alone {range_text})"
 
 
 def missing_sentence(missing: MissingEvidence) -> str:
@@ -233,25 +276,32 @@ def missing_sentence(missing: MissingEvidence) -> str:
         amount = _documents_in_words(missing)
         return (
             f"If {first} and {rival} differ as much as measured, "
-            f"about {amount} would separate these two with 80 % power."
+            f"it takes about {amount} to confirm it (80 % power)."
         )
-    if missing.has_several_tasks:
-        reason = "differ little on these tasks"
-        if missing.is_limited_by_tasks:
-            reason = "differ by less than the choice of tasks may move them"
-        if missing.is_split:
-            reason = "lead on different tasks, each by more than test noise"
-        remedy = "more tasks may"
-        if missing.tasks:
-            remedy = f"about {format_count(missing.tasks, 'more task')} would"
+    if not missing.has_several_tasks:
         return (
-            f"{first} and {rival} {reason}. "
-            f"If that is so, more test examples will not separate them; {remedy}."
+            f"If {first} and {rival} differ as little as measured, "
+            "not even 100 times as many test examples would separate them."
         )
-    return (
-        f"{first} and {rival} score alike. "
-        "If that is so, not even 100 times as many test examples would separate them."
-    )
+    tasks = "more tasks"
+    remedy = "more tasks may"
+    if missing.tasks:
+        tasks = f"about {format_count(missing.tasks, 'more task')}"
+        remedy = f"{tasks} would"
+    if missing.is_split:
+        reason = f"{first} and {rival} each win some tasks by more than test noise"
+    elif missing.is_limited_by_tasks is None:
+        return (
+            f"It is open whether more test examples would separate {first} and {rival}; {remedy}."
+        )
+    elif missing.is_limited_by_tasks:
+        reason = f"Other tasks could reverse the order of {first} and {rival}"
+    else:
+        return (
+            f"If {first} and {rival} differ as little as measured, "
+            f"more test examples would not separate them; {remedy}."
+        )
+    return f"{reason}. More test examples would not separate them: add {tasks}."
 
 
 def _documents_in_words(missing: MissingEvidence) -> str:
@@ -259,7 +309,7 @@ def _documents_in_words(missing: MissingEvidence) -> str:
     if not missing.documents:
         return f"{missing.times:.2g} times as many test examples"
     documents = format_count(missing.documents, "more test example")
-    return f"{documents} a task" if missing.has_several_tasks else documents
+    return f"{documents} per task" if missing.has_several_tasks else documents
 
 
 def pair_sentences(
@@ -281,6 +331,9 @@ def _better_sentence(lead: Lead, preparation: str, missing: MissingEvidence | No
     difference = lead_sentence(lead)
     if not math.isfinite(lead.chance):
         return f"{capitalize_first(preparation)}: {difference} {NO_CLAIM}"
+    if lead.difference is not None and abs(lead.difference.value) < SAME_SCORE:
+        interval = _describe_interval(lead.difference, lead.are_shares, " of the difference")
+        return f"{first} and {second} score the same {preparation}{interval}."
     chance = format_percent(lead.chance)
     if lead.is_certain:
         scope = f" on {format_count(lead.tasks, 'task')}"
@@ -334,7 +387,10 @@ def agreement_sentence(change: AgreementChange | None, alone: Agreement | None) 
 
 def _change_sentence(change: AgreementChange) -> str:
     """Say how far the tasks agree before and after tuning, and whether that is a change."""
-    before = f"{change.mean_before:.2f} {describe_preparation(change.before)}"
+    preparation_before = "before fine-tuning"
+    if change.before.tuned:
+        preparation_before = describe_preparation(change.before)
+    before = f"{change.mean_before:.2f} {preparation_before}"
     after = f"{change.mean_after:.2f} {describe_preparation(change.after)}"
     means = f"the mean Kendall's τ between tasks is {before} and {after}"
     if change.models < ENOUGH_MODELS:
@@ -346,28 +402,53 @@ def _change_sentence(change: AgreementChange) -> str:
     level = format_level(difference.level)
     interval = f"{level} interval over {change.resampled_unit} {difference.low:.2f} to {difference.high:.2f}"
     measured = f"{means} (difference {difference.value:+.2f}, {interval})"
-    measured += (
-        f"; without test noise it would be {change.corrected_before:.2f} "
+    corrected = (
+        f"without test noise it would be {change.corrected_before:.2f} "
         f"and {change.corrected_after:.2f}"
     )
     if change.direction == 0:
-        return f"It is open whether the tasks agree more after tuning: {measured}."
+        reason = _describe_doubt(change, corrected)
+        return f"It is open whether the tasks agree more after fine-tuning: {measured}; {reason}."
+    measured += f"; {corrected}"
     direction = "more" if change.direction > 0 else "less"
-    return f"The tasks agree {direction} on the ranking after tuning: {measured}."
+    return f"The tasks agree {direction} on the ranking after fine-tuning: {measured}."
+
+
+def _describe_doubt(change: AgreementChange, corrected: str) -> str:
+    """Say which interval has zero in it where the one over families or models has not: it leaves the change open."""
+    if _includes_zero(change.interval):
+        return corrected
+    for source, interval in change.difference.items():
+        if _includes_zero(interval):
+            return f"but over {source} the interval is {interval.low:.2f} to {interval.high:.2f}; {corrected}"
+    difference = change.corrected_difference
+    return (
+        f"but {corrected}, and the interval of that difference is "
+        f"{difference.low:.2f} to {difference.high:.2f}"
+    )
+
+
+def _includes_zero(interval: Interval) -> bool:
+    return interval.low <= 0 <= interval.high
 
 
 def resolution_sentence(significance: Significance | None) -> str | None:
     """Say how many pairs of models differ significantly, and what a test can find."""
     if significance is None or not any(significance.pairs):
         return None
-    share = sum(significance.significant) / sum(significance.pairs)
+    pairs = sum(significance.pairs)
+    share = sum(significance.significant) / pairs
     level = format_level(1 - significance.level)
     smallest = float(np.nanmedian(significance.detectable))
     if len(significance.pairs) > 1:
-        where, test = "on a task", "The median task"
+        scope, subject = "on a task", "A typical task"
     else:
-        where, test = "here", "This test"
+        scope, subject = "here", "This test"
+    finding = f"{100 * share:.0f} % of the model pairs differ significantly {scope}"
+    if pairs == 1:
+        finding = f"The two models {'differ' if share else 'do not differ'} significantly here"
     return (
-        f"{100 * share:.0f} % of the model pairs differ significantly {where} ({level} level). "
-        f"{test} finds a true difference of {smallest:.3f} with 80 % power."
+        f"{finding} ({level} level). "
+        f"{subject} can detect a difference of {format_difference(smallest, in_points=significance.are_shares)}"
+        " or more (80 % power)."
     )

@@ -13,13 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.left_out import NO_ENTRIES
+from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.bootstrap import kendall_by_row
-from potentia.analysis.stats.standardize import mean_z_scores, standardize
+from potentia.analysis.stats.standardize import standardize
 from potentia.errors import InputError
 from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Table, select_positions
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
+Groups = npt.NDArray[np.intp]  # (tasks,): the number of each task's benchmark
 SPLITS = 40
 LEAST_MODELS = 8  # of a curve
 REPORTED_AGREEMENTS = (0.8, 0.9, 0.95)
@@ -45,7 +47,7 @@ class TaskCurve(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the curve."""
-        rows = zip(
+        table_rows = zip(
             range(1, len(self.held_out) + 1),
             self.tasks,
             self.cost,
@@ -55,7 +57,7 @@ class TaskCurve(Finding):
             self.any_subset,
             strict=True,
         )
-        columns = (
+        column_names = (
             "tasks",
             "added",
             "cost share",
@@ -72,15 +74,18 @@ class TaskCurve(Finding):
                 reached.append(f"τ {agreement:g} takes {count}")
         if reached:
             note += f" Of {len(self.tasks)} tasks, {', '.join(reached)}."
-        return [Table(f"How few tasks suffice ({self.protocol.label})", columns, rows, note)]
+        return [
+            Table(f"How few tasks suffice ({self.protocol.label})", column_names, table_rows, note)
+        ]
 
     def charts(self) -> Sequence[Chart]:
         """Return agreement against cost."""
         held_out = [tau.value for tau in self.held_out]
+        title = f"Agreement with the whole ranking against cost: {self.protocol.label}"
         chart = Plot(
             f"fewer-tasks-{self.protocol}",
-            f"Agreement with the whole ranking against cost: {self.protocol.label}",
-            "Fixed subsets of tasks, chosen on half of the models; random ones beside.",
+            title,
+            "Subsets of tasks that were chosen on half of the models, and random subsets for comparison.",
             (),
             (
                 Line("on other models", self.cost, held_out),
@@ -99,40 +104,52 @@ def measure_task_curve(
     *,
     costs: Mapping[str, float] = NO_ENTRIES,
     lineages: Mapping[str, str] = NO_ENTRIES,
+    task_groups: Mapping[str, str] | None = None,
     splits: int = SPLITS,
     seed: int = 0,
 ) -> TaskCurve:
-    """Measure how agreement rises with the tasks of a fixed subset; ``costs`` by task, else all cost the same."""
-    complete = matrix.benchmarks().complete()
+    """Measure how agreement rises with the tasks of a fixed subset; ``costs`` by task, else all cost the same.
+
+    ``task_groups`` are groups by task that the user names, beside those that names and facts tell: the ranking over all
+    tasks counts a benchmark once. Without it every task counts by itself, as in the paper.
+    """
+    complete = matrix.benchmarks().drop_incomplete_models()
     if not has_enough_for_curve(complete):
-        have = f"{len(complete.models)} models have all of {len(complete.tasks)} tasks"
+        available = f"{len(complete.models)} models have all of {len(complete.tasks)} tasks"
         raise InputError(
-            f"{have}: too few to choose on some and judge on others",
+            f"{available}: too few to choose on some and judge on others",
             hint=f"at least {LEAST_MODELS} models and two tasks are needed",
         )
     values = complete.oriented()
     task_costs = _fill_costs(complete.tasks, costs)
+    groups = np.arange(len(complete.tasks))
+    if task_groups is not None:
+        groups = TaskGroups.find(complete.tasks, task_groups).positions
     lineage_of_row = _divide_by_lineage(complete.models, lineages)
     rng = np.random.default_rng(seed)
     tasks = len(complete.tasks)
-    seen = np.empty((splits, tasks))
+    tau_of_choosing = np.empty((splits, tasks))
     held_out = np.empty((splits, tasks))
     random_subsets = np.empty((splits, tasks))
     for split in range(splits):
         shuffled = rng.permutation(np.unique(lineage_of_row))
         choosing = np.isin(lineage_of_row, shuffled[: len(shuffled) // 2])
-        order = choose_tasks(values[choosing], task_costs)
-        seen[split] = _agreement_of_first(values[choosing], order)
-        held_out[split] = _agreement_of_first(values[~choosing], order)
-        random_subsets[split] = _agreement_of_first(values[~choosing], rng.permutation(tasks))
-    final_order = choose_tasks(values, task_costs)
+        order = choose_tasks(values[choosing], task_costs, groups)
+        tau_of_choosing[split] = _agreement_of_first(values[choosing], order, groups)
+        held_out[split] = _agreement_of_first(values[~choosing], order, groups)
+        random_order = rng.permutation(tasks)
+        random_subsets[split] = _agreement_of_first(values[~choosing], random_order, groups)
+    final_order = choose_tasks(values, task_costs, groups)
+    cost = np.cumsum(task_costs[final_order]) / task_costs.sum()
+    tau_of_half = np.nanmean(tau_of_choosing, axis=0)
+    any_subset = np.nanmean(random_subsets, axis=0)
     return TaskCurve(
         protocol=complete.protocol,
         tasks=select_positions(complete.tasks, final_order),
-        cost=np.cumsum(task_costs[final_order]) / task_costs.sum(),
+        cost=cost,
         held_out=_summarize_splits(held_out),
-        seen=np.nanmean(seen, axis=0),
-        any_subset=np.nanmean(random_subsets, axis=0),
+        seen=tau_of_half,
+        any_subset=any_subset,
     )
 
 
@@ -166,29 +183,46 @@ def has_enough_for_curve(complete: ScoreMatrix) -> bool:
     return len(complete.models) >= LEAST_MODELS and len(complete.tasks) > 1
 
 
-def choose_tasks(values: Floats, costs: Floats) -> npt.NDArray[np.intp]:
+def choose_tasks(values: Floats, costs: Floats, groups: Groups) -> npt.NDArray[np.intp]:
     """Order the tasks: each time the one that raises τ with the whole the most for its cost."""
     z_scores = standardize(values)
-    target = z_scores.mean(axis=1)
     tasks = values.shape[1]
+    target = z_scores @ (1.0 / np.bincount(groups)[groups])
     order: list[int] = []
-    total = np.zeros(len(values))
+    sums = np.zeros((len(values), int(groups.max()) + 1))  # (models, groups): of the chosen tasks
+    counts = np.zeros(int(groups.max()) + 1)
     reached = 0.0
     while len(order) < tasks:
         remaining = np.setdiff1d(np.arange(tasks), order)
-        candidates = (total[:, None] + z_scores[:, remaining]).T
-        taus = np.nan_to_num(kendall_by_row(target, candidates))
+        means = sums / np.maximum(counts, 1)
+        of_groups = groups[remaining]
+        with_candidate = (sums[:, of_groups] + z_scores[:, remaining]) / (counts[of_groups] + 1)
+        candidates = means.sum(axis=1, keepdims=True) - means[:, of_groups] + with_candidate
+        taus = np.nan_to_num(kendall_by_row(target, candidates.T))
         gains = np.maximum(taus - reached, 0.0)
         # Where nothing raises τ any more, the least harm.
         worth = gains / costs[remaining] if gains.max() > 0 else taus
-        best = int(np.argmax(worth))
-        order.append(int(remaining[best]))
-        total = total + z_scores[:, remaining[best]]
-        reached = float(taus[best])
+        best_candidate = int(np.argmax(worth))
+        best_task = int(remaining[best_candidate])
+        order.append(best_task)
+        sums[:, groups[best_task]] += z_scores[:, best_task]
+        counts[groups[best_task]] += 1
+        reached = float(taus[best_candidate])
     return np.array(order)
 
 
-def _agreement_of_first(values: Floats, order: npt.NDArray[np.intp]) -> Floats:
+def _agreement_of_first(values: Floats, order: npt.NDArray[np.intp], groups: Groups) -> Floats:
     """Return τ of the first one, two, three … tasks with all of them."""
-    sums = np.cumsum(standardize(values)[:, order], axis=1)
-    return kendall_by_row(mean_z_scores(values), sums.T)
+    z_scores = standardize(values)
+    sums = np.zeros((int(groups.max()) + 1, len(values)))  # of the tasks so far, by group
+    counts = np.zeros(len(sums))
+    total = np.zeros(len(values))  # of the means of all groups
+    totals = []
+    for task in order.tolist():
+        group = groups[task]
+        total = total - sums[group] / max(counts[group], 1.0)
+        sums[group] += z_scores[:, task]
+        counts[group] += 1
+        total = total + sums[group] / counts[group]
+        totals.append(total)
+    return kendall_by_row(totals[-1], np.array(totals))

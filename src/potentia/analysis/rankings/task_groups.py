@@ -1,7 +1,7 @@
 """The tasks of a matrix in groups of one benchmark each: scores are averaged within a group, and groups are counted.
 
 Subsets of one benchmark are no independent tasks: a model that is good at one is good at the others, whatever it does
-elsewhere. Which tasks belong together is for ``potentia.facts.task_groups``.
+elsewhere. ``potentia.facts.task_groups`` decides which tasks belong together.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.wording import format_count, join_names
+from potentia.analysis.wording import join_names
 from potentia.facts import find_task_groups
 from potentia.values.scores import Floats
+from potentia.values.wording import format_count
 
 MOST_GROUPS_NAMED = 4
 
@@ -29,9 +30,11 @@ class TaskGroups:
     group_of_task: tuple[str, ...]
 
     @classmethod
-    def find(cls, tasks: Sequence[str], said: Mapping[str, str] | None = None) -> TaskGroups:
-        """Find the groups of these tasks; ``said`` are groups by task that the user names."""
-        groups = find_task_groups(tasks, said)
+    def find(
+        cls, tasks: Sequence[str], named_groups: Mapping[str, str] | None = None
+    ) -> TaskGroups:
+        """Find the groups of these tasks; ``named_groups`` are groups by task that the user names."""
+        groups = find_task_groups(tasks, named_groups)
         return cls(tuple(tasks), tuple(groups[task] for task in tasks))
 
     def select(self, tasks: Sequence[str]) -> TaskGroups:
@@ -93,13 +96,13 @@ class TaskGroups:
         if not self.has_several_tasks_in_one:
             return ""
         sizes = Counter(self.group_of_task)
-        large = [(group, size) for group, size in sizes.most_common() if size > 1]
-        named = [f"{group} ({size})" for group, size in large[:MOST_GROUPS_NAMED]]
-        if len(large) > MOST_GROUPS_NAMED:
-            named.append(f"{len(large) - MOST_GROUPS_NAMED} other groups")
+        large_groups = [(group, size) for group, size in sizes.most_common() if size > 1]
+        named = [f"{group} ({size})" for group, size in large_groups[:MOST_GROUPS_NAMED]]
+        if len(large_groups) > MOST_GROUPS_NAMED:
+            named.append(f"{len(large_groups) - MOST_GROUPS_NAMED} other groups")
         verb = "count" if len(named) > 1 else "counts"
         return (
             f"Tasks of one benchmark count as one task: {join_names(named)} {verb} once each."
             if len(named) > 1
             else f"Tasks of one benchmark count as one task: {named[0]} {verb} once."
-        ) + " Change this with  task_groups  in --columns FILE."
+        ) + " Change this with task_groups in --columns FILE."

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
 SHOWN_ENDS = (SearchEnd.AT_BOUND, SearchEnd.STILL_RISING, SearchEnd.UNTUNED)  # in this order
+DOUBTS = {  # what is said of so many fine-tunings
+    SearchEnd.AT_BOUND: "the best learning rate was the largest or smallest of the grid",
+    SearchEnd.STILL_RISING: "validation was still rising at the last epoch",
+    SearchEnd.UNTUNED: "validation preferred the untuned model",
+}
 ALWAYS_TUNED_COLUMN = "rank if always tuned"
 
 
@@ -83,9 +88,9 @@ def _format_rates(rates: Sequence[float]) -> str:
     return f"{median} ({lowest} … {highest})"
 
 
-def _format_rate(rate: float) -> str:
+def _format_rate(learning_rate: float) -> str:
     """Write a learning rate: 1e-4."""
-    return f"{rate:.0e}".replace("e-0", "e-")
+    return f"{learning_rate:.0e}".replace("e-0", "e-")
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ class TuningComparison(Finding):
         targets = {summary.parts for summary in self.summaries}
         if len(targets) > 1:
             listed = "; ".join(sorted(", ".join(names) for names in targets))
-            sentences.append(f"The tuned layers are not the same in all models: {listed}.")
+            sentences.append(f"Not the same layers were fine-tuned in all models: {listed}.")
         if self.doubtful:
             sentences.append(
                 f"In {self.doubtful} of {self.cells} fine-tunings the score may be too low: "
@@ -142,24 +147,26 @@ class TuningComparison(Finding):
         for end in SHOWN_ENDS:
             count = sum(summary.doubts[end] for summary in self.summaries)
             if count:
-                counts.append(f"{count} {end.label}")
+                counts.append(f"in {count} {DOUBTS[end]}")
         return ", ".join(counts)
 
     def tables(self) -> Sequence[Table]:
-        """Return one row per model."""
-        columns = ["model", "trained parameters", "tokens", "updates", "rate"]
-        columns += [end.label for end in SHOWN_ENDS]
-        columns += ["between seeds", "test noise"]
-        rows = [summary.table_row() for summary in self.summaries]
+        """Return one row per model, with the sentences below it."""
+        return [self.model_table(note=" ".join(self.sentences()))]
+
+    def model_table(self, note: str = "") -> Table:
+        """Return one row per model; a note comes first below it."""
+        column_names = ["model", "trained parameters", "tokens", "updates", "rate"]
+        column_names += [end.label for end in SHOWN_ENDS]
+        column_names += ["between seeds", "test noise"]
+        table_rows = [summary.table_row() for summary in self.summaries]
         if self.untuned_tasks:
-            columns.append(ALWAYS_TUNED_COLUMN)
-            for row, summary in zip(rows, self.summaries, strict=True):
+            column_names.append(ALWAYS_TUNED_COLUMN)
+            for row, summary in zip(table_rows, self.summaries, strict=True):
                 row.append(f"{self.tuned_ranks.get(summary.model, math.nan):g}")
-        note = (
-            " ".join(self.sentences())
-            + " Tokens, updates and rate: of the chosen lane, the median of its cells."
-        )
-        return [Table(f"Was it the same for all? {self.protocol.label}", columns, rows, note)]
+        columns_note = "Tokens, updates and rate: of the chosen fine-tuning, the median over tasks."
+        title = f"Did every model train well? {self.protocol.label}"
+        return Table(title, column_names, table_rows, f"{note} {columns_note}".lstrip())
 
 
 @dataclass(frozen=True)
@@ -172,11 +179,11 @@ class _ChosenState:
 
 
 def compare_tuning(
-    evidence: Evidence, planned: Mapping[Protocol, ScoreMatrix]
+    evidence: Evidence, final_matrices: Mapping[Protocol, ScoreMatrix]
 ) -> dict[Protocol, TuningComparison]:
     """Return what every model was given under each tuned protocol whose cells say it."""
     comparisons: dict[Protocol, TuningComparison] = {}
-    for protocol, matrix in planned.items():
+    for protocol, matrix in final_matrices.items():
         chosen = _read_choices(evidence, protocol, matrix)
         if not chosen:
             continue
@@ -201,8 +208,11 @@ def _read_choices(
     chosen = []
     for record in evidence.choices(protocol):
         is_shown = record.model in matrix.models and record.task in matrix.tasks
-        if is_shown and record.may_have("search"):
-            chosen.append(_ChosenState(record.model, record.task, record.selection))
+        if not is_shown:
+            continue
+        selection = record.selection
+        if selection.search is not None:
+            chosen.append(_ChosenState(record.model, record.task, selection))
     return chosen
 
 
@@ -238,9 +248,11 @@ def _summarize_tuning(
     targets: dict[str, None] = {}  # in the order of first use
     for selection in selections:
         targets |= dict.fromkeys(selection.target_modules)
-    ends = Counter(selection.search for selection in selections)
+    end_counts = Counter(selection.search for selection in selections)
     rates = [selection.learning_rate for selection in selections if selection.learning_rate]
-    spreads = [s.seed_spread for s in selections if s.seed_spread is not None]
+    spreads = [
+        selection.seed_spread for selection in selections if selection.seed_spread is not None
+    ]
     of_model = matrix.select(models=[model], tasks=[state.task for state in states])
     return TuningSummary(
         model=model,
@@ -250,7 +262,7 @@ def _summarize_tuning(
         tokens=_median_of_known([selection.tokens for selection in selections]),
         updates=_median_of_known([selection.updates for selection in selections]),
         rates=tuple(sorted(rates)),
-        doubts={end: ends[end] for end in SHOWN_ENDS},
+        doubts={end: end_counts[end] for end in SHOWN_ENDS},
         seed_spread=_median_of_known(spreads),
         noise=_median_of_known(of_model.stderr.ravel()),
     )

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from potentia.values.findings import Finding
+from potentia.values.findings import Chart, Finding
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
@@ -65,10 +65,14 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class AnalysisOutput:
-    """What an analysis found, by name, and what the user should know about it (printed to standard error)."""
+    """What an analysis found, by name, and what the user should know about it (printed to standard error).
+
+    Tables of ``unprinted`` findings are left out on a terminal; JSON and figures have all findings.
+    """
 
     findings: Mapping[str, Finding]
     remarks: Sequence[str] = ()
+    unprinted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,15 @@ class SectionRequest:
 
 
 @dataclass(frozen=True)
+class ReportOpening:
+    """What a whole report begins with, where a study was made for this finding: sentences and a picture."""
+
+    headline: str
+    lead: str
+    chart: Chart
+
+
+@dataclass(frozen=True)
 class SectionContent:
     """What a section shows: findings in reading order, all findings by the names of the command line, and problems."""
 
@@ -119,6 +132,7 @@ class SectionContent:
     named: Mapping[str, Finding]
     lead: str = ""  # sentences above the figures
     problems: Sequence[str] = ()
+    opening: ReportOpening | None = None
 
 
 @dataclass(frozen=True)
@@ -149,4 +163,7 @@ class PaperReproduction:
 
     reproduce: Callable[[ReproductionRequest], Finding]
     files: tuple[str, ...] = ()  # what the help calls them
-    evaluations_suffice: bool = False  # whether a folder of evaluations can stand for the files
+    where_published: str = ""  # what to do where the files are not there
+    evaluations_suffice: bool = (
+        False  # whether it reads a folder of evaluations, which can stand for the files
+    )

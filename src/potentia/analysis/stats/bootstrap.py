@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import chi2
 
 from potentia.values.findings import Interval
 from potentia.values.scores import Floats, ScoreMatrix
@@ -26,9 +25,6 @@ from potentia.values.scores import Floats, ScoreMatrix
 RESAMPLES = 1_000
 LEVEL = 0.95
 LEAST_UNITS = 3  # families that can be drawn
-LEAST_COMMON_TASKS = 5  # tasks on which copies can be told
-COPY_PROBABILITY = 1e-3  # how rarely equal models come so close by chance
-MOST_MODELS_WITHOUT_FAMILY = 300  # whose pairs are looked at
 
 
 def draw_row_counts(rows: int, resamples: int, rng: np.random.Generator) -> Floats:
@@ -47,10 +43,19 @@ class ResamplingUnits:
     unit_of_model: Mapping[str, str] = field(
         default_factory=dict
     )  # a model without one is by itself
+    inference: str = ""  # says which units were inferred, and from what
 
     def label_models(self, models: Sequence[str]) -> list[str]:
         """Return the unit of each model."""
         return [self.unit_of_model.get(model, model) for model in models]
+
+    def describe_drawing(self, models: Sequence[str]) -> str:
+        """Say what intervals over these models draw, and which units were inferred."""
+        unit = self.drawn_unit(models)
+        note = f"Intervals: bootstrap over {unit}."
+        if unit == MODELS.name or not self.inference:
+            return note
+        return f"{note} {self.inference}"
 
     def drawn_unit(self, models: Sequence[str]) -> str:
         """Return what is drawn of these models: families where there are at least three of them, else models."""
@@ -73,7 +78,10 @@ class Sampling:
     seed: int = 0
 
     def draw_models(self, models: Sequence[str]) -> Floats:
-        """Draw how often each model counts in each resample: (resamples, models)."""
+        """Draw how often each model counts in each resample: (resamples, models).
+
+        All models of a unit are drawn together where there are at least three units and fewer than models.
+        """
         rng = np.random.default_rng(self.seed)
         if self.units.drawn_unit(models) == MODELS.name:
             return draw_row_counts(len(models), self.resamples, rng)
@@ -88,38 +96,6 @@ class Sampling:
 
 
 DEFAULT_SAMPLING = Sampling()
-
-
-def join_copies_to_families(families: Mapping[str, str], matrix: ScoreMatrix) -> dict[str, str]:
-    """Return the families, with models of no family that score so alike that they must be copies joined to one.
-
-    Two equal models differ by their test noise; copies, also in fewer bits or a few steps later, by far less.
-    """
-    joined = dict(families)
-    without_family = [row for row, model in enumerate(matrix.models) if model not in families]
-    if len(without_family) > MOST_MODELS_WITHOUT_FAMILY:
-        return joined
-    for position, row in enumerate(without_family):
-        copies = _find_copies(matrix, row, without_family[:position])
-        if len(copies):
-            original = matrix.models[copies[0]]
-            family = joined.setdefault(original, f"like {original}")
-            joined[matrix.models[row]] = family
-    return joined
-
-
-def _find_copies(matrix: ScoreMatrix, row: int, others: Sequence[int]) -> list[int]:
-    """Return the rows among others whose scores are closer to a row's than test noise would leave them."""
-    rows = list(others)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        noise = matrix.stderr[row] ** 2 + matrix.stderr[rows] ** 2
-        distances = (matrix.values[row] - matrix.values[rows]) ** 2 / noise
-    comparable = np.isfinite(distances)
-    tasks = comparable.sum(axis=1)
-    threshold = chi2.ppf(COPY_PROBABILITY, np.arange(len(matrix.tasks) + 1))
-    is_close = np.where(comparable, distances, 0.0).sum(axis=1) < threshold[tasks]
-    close = np.flatnonzero((tasks >= LEAST_COMMON_TASKS) & is_close)
-    return [rows[position] for position in close]
 
 
 def redraw_scores(
@@ -146,12 +122,12 @@ def redraw_scores(
 
 def mean_over_pairs(matrix: Floats, task_draws: npt.ArrayLike | None = None) -> Floats:
     """Return the mean over the pairs of tasks of a (…, T, T) matrix; under draws (R, T) of tasks, one per resample."""
-    first, second = np.triu_indices(matrix.shape[-1], 1)
-    pairs = matrix[..., first, second]
-    weights: Floats = np.ones(len(first))
+    first_of_pair, second_of_pair = np.triu_indices(matrix.shape[-1], 1)
+    pairs = matrix[..., first_of_pair, second_of_pair]
+    weights: Floats = np.ones(len(first_of_pair))
     if task_draws is not None:
         draws = np.asarray(task_draws)
-        weights = draws[..., first] * draws[..., second]
+        weights = draws[..., first_of_pair] * draws[..., second_of_pair]
     defined = np.isfinite(pairs)
     weights = np.where(defined, weights, 0.0)
     total = weights.sum(axis=-1)
@@ -172,8 +148,8 @@ def percentile_interval(
     finite = finite[np.isfinite(finite)]
     if finite.size == 0 or not np.isfinite(value):
         return Interval(float(value), float("nan"), float("nan"), level)
-    tail = (1.0 - level) / 2.0
-    low, median, high = np.quantile(finite, [tail, 0.5, 1.0 - tail])
+    tail_share = (1.0 - level) / 2.0
+    low, median, high = np.quantile(finite, [tail_share, 0.5, 1.0 - tail_share])
     shift = float(value) - median if centred else 0.0
     return Interval(float(value), float(low + shift), float(high + shift), level)
 
@@ -212,18 +188,43 @@ def kendall_by_row(first: npt.ArrayLike, second: npt.ArrayLike) -> Floats:
     Equals ``scipy.stats.kendalltau`` on every row, ties included, over the entries that both have. Where
     ``kendall_matrix`` compares every column with every other, this compares row with row.
     """
-    first_values = np.asarray(first, dtype=np.float64)
-    second_values = np.asarray(second, dtype=np.float64)
-    upper, lower = np.triu_indices(first_values.shape[-1], k=1)
-    first_signs = np.sign(first_values[..., lower] - first_values[..., upper])  # (…, pairs)
-    second_signs = np.sign(second_values[..., lower] - second_values[..., upper])
-    undefined = np.isnan(first_signs) | np.isnan(second_signs)
-    first_signs = np.where(undefined, 0.0, first_signs)
-    second_signs = np.where(undefined, 0.0, second_signs)
-    agreement = (first_signs * second_signs).sum(axis=-1)
-    untied = np.sqrt((first_signs**2).sum(axis=-1) * (second_signs**2).sum(axis=-1))
+    first_signs, second_signs = _pair_signs(first), _pair_signs(second)
+    if np.isnan(first_signs).any() or np.isnan(second_signs).any():
+        undefined = np.isnan(first_signs) | np.isnan(second_signs)
+        first_signs = np.where(undefined, 0.0, first_signs)
+        second_signs = np.where(undefined, 0.0, second_signs)
+    agreement = np.einsum("...p,...p->...", first_signs, second_signs)
+    untied_in_first = np.einsum("...p,...p->...", first_signs, first_signs)
+    untied_in_second = np.einsum("...p,...p->...", second_signs, second_signs)
+    return _divide_by_untied(agreement, untied_in_first * untied_in_second)
+
+
+def kendall_between(first: Floats, second: Floats) -> Floats:
+    """Return Kendall's tau-b of every row of one table with every row of another: (rows, rows).
+
+    Equals ``kendall_by_row`` of each pair of rows; the pairs of entries are compared once for each row.
+    """
+    first_signs, second_signs = _pair_signs(first), _pair_signs(second)
+    first_defined, second_defined = np.isfinite(first_signs), np.isfinite(second_signs)
+    first_signs[~first_defined] = 0.0
+    second_signs[~second_defined] = 0.0
+    agreement = first_signs @ second_signs.T
+    untied_in_first = first_signs**2 @ second_defined.T.astype(np.float64)
+    untied_in_second = first_defined.astype(np.float64) @ (second_signs**2).T
+    return _divide_by_untied(agreement, untied_in_first * untied_in_second)
+
+
+def _pair_signs(values: npt.ArrayLike) -> Floats:
+    """Return the sign of the difference of every two entries along the last axis: (…, pairs)."""
+    entries = np.asarray(values, dtype=np.float64)
+    upper, lower = np.triu_indices(entries.shape[-1], k=1)
+    return np.asarray(np.sign(entries[..., lower] - entries[..., upper]))
+
+
+def _divide_by_untied(agreement: Floats, untied_product: Floats) -> Floats:
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.where(untied > 0, agreement / untied, np.nan))
+        taus = agreement / np.sqrt(untied_product)
+        return np.asarray(np.where(untied_product > 0, taus, np.nan))
 
 
 def add_score_noise(values: Floats, stderr: Floats, draws: int, rng: np.random.Generator) -> Floats:
@@ -237,10 +238,10 @@ def noise_interval(value: float, draws: Floats, *, bounds: tuple[float, float]) 
     finite = draws[np.isfinite(draws)]
     if not np.isfinite(value) or len(finite) < 2:
         return Interval(value, float("nan"), float("nan"))
-    tail = 100 * (1 - LEVEL) / 2
-    ends = np.percentile(finite, [tail, 100 - tail])
-    moved_ends = ends - finite.mean() + value
-    low = min(ends[0], moved_ends[0], value)
-    high = max(ends[1], moved_ends[1], value)
+    tail_percent = 100 * (1 - LEVEL) / 2
+    percentiles = np.percentile(finite, [tail_percent, 100 - tail_percent])
+    moved_ends = percentiles - finite.mean() + value
+    low = min(percentiles[0], moved_ends[0], value)
+    high = max(percentiles[1], moved_ends[1], value)
     lowest, highest = bounds
     return Interval(float(value), float(max(low, lowest)), float(min(high, highest)))

@@ -71,11 +71,11 @@ def cache_large_results(function: Callable[..., Floats]) -> Callable[..., Floats
 @cache_large_results
 def kendall_matrix(
     values: npt.ArrayLike,
-    others: npt.ArrayLike | None = None,
+    second_values: npt.ArrayLike | None = None,
     *,
     weights: npt.ArrayLike | None = None,
 ) -> Floats:
-    """Return Kendall's tau-b between every column of ``values`` and every column of ``others`` (or of ``values``).
+    """Return Kendall's tau-b of every column of ``values`` with every one of ``second_values`` (or of ``values``).
 
     ``values`` is (models, tasks), or (resamples, models, tasks) for resamples that change the scores themselves.
     ``weights`` (models,) or (resamples, models) says how often each model counts, as a bootstrap draws them. The
@@ -84,7 +84,7 @@ def kendall_matrix(
     constant or fewer than two models are left.
     """
     first = with_resample_axis(values)
-    second = first if others is None else with_resample_axis(others)
+    second = first if second_values is None else with_resample_axis(second_values)
     if second.shape[:2] != first.shape[:2]:
         raise InputError(
             f"values {first.shape} and others {second.shape} must have the same models and resamples"
@@ -93,17 +93,17 @@ def kendall_matrix(
     draws = _draws_from_weights(weights, first.shape[1])
     if draws is not None and resamples > 1 and len(draws) not in (1, resamples):
         raise InputError("weights and values name different numbers of resamples")
-    left = _ComparedScores.from_columns(first)
-    right = left if second is first else _ComparedScores.from_columns(second)
+    first_scores = _ComparedScores.from_columns(first)
+    second_scores = first_scores if second is first else _ComparedScores.from_columns(second)
     if draws is None:
-        tau = _tau_unweighted(left, right)
+        tau = _tau_unweighted(first_scores, second_scores)
     elif resamples == 1:
-        tau = _tau_of_resample(left, right, 0, draws)
+        tau = _tau_of_resample(first_scores, second_scores, 0, draws)
     else:
         parts = []
         for resample in range(resamples):
-            draw = draws[resample % len(draws)][None]
-            parts.append(_tau_of_resample(left, right, resample, draw))
+            drawn_scores = draws[resample % len(draws)][None]
+            parts.append(_tau_of_resample(first_scores, second_scores, resample, drawn_scores))
         tau = np.concatenate(parts)
     if _is_single(values, weights):
         return np.asarray(tau[0])
@@ -142,10 +142,10 @@ def kendall_of_significant_differences(
 
 
 def z_of_difference(
-    first: Floats, first_error: Floats, second: Floats, second_error: Floats
+    first_value: Floats, first_error: Floats, second_value: Floats, second_error: Floats
 ) -> Floats:
     """Return z of differences; NaN where a score or its error is missing, infinite or zero where there is no error."""
-    difference = first - second
+    difference = first_value - second_value
     error = np.sqrt(first_error**2 + second_error**2)
     with np.errstate(divide="ignore", invalid="ignore"):
         z = difference / error
@@ -157,7 +157,7 @@ class _PairSigns:
     """The signs of pairs of models, and which pairs are known where not all are: (…, tasks, pairs)."""
 
     signs: Signs
-    known: Signs | None
+    is_known: Signs | None
 
     @classmethod
     def from_differences(
@@ -168,20 +168,20 @@ class _PairSigns:
         is_above = differences > threshold
         is_below = differences < -threshold
         signs = np.subtract(is_above, is_below, dtype=np.float32)
-        known = (~unknown).astype(np.float32) if unknown.any() else None
-        return cls(signs, known)
+        is_known = (~unknown).astype(np.float32) if unknown.any() else None
+        return cls(signs, is_known)
 
     def flatten_pairs(self) -> _PairSigns:
         """Return (tasks, others, members) as (tasks, pairs)."""
         signs = self.signs.reshape(len(self.signs), -1)
-        known = None if self.known is None else self.known.reshape(len(self.known), -1)
-        return _PairSigns(signs, known)
+        is_known = None if self.is_known is None else self.is_known.reshape(len(self.is_known), -1)
+        return _PairSigns(signs, is_known)
 
     def by_other(self) -> _PairSigns:
         """Return (tasks, others, members) as (others, tasks, members): sums then run over members alone."""
         signs = self.signs.transpose(1, 0, 2)
-        known = None if self.known is None else self.known.transpose(1, 0, 2)
-        return _PairSigns(signs, known)
+        is_known = None if self.is_known is None else self.is_known.transpose(1, 0, 2)
+        return _PairSigns(signs, is_known)
 
 
 @dataclass(frozen=True)
@@ -217,10 +217,10 @@ class _ComparedScores:
         scores, errors = self.scores, self.stderr
         models = scores.shape[-1]
         pairs_of_models = [models - 1 - model for model in range(start, stop)]
-        ends = np.cumsum([0, *pairs_of_models])
-        differences = np.empty((*scores.shape[:-1], ends[-1]), dtype=np.float32)
+        pair_ends = np.cumsum([0, *pairs_of_models])
+        differences = np.empty((*scores.shape[:-1], pair_ends[-1]), dtype=np.float32)
         for position, model in enumerate(range(start, stop)):
-            pairs = slice(ends[position], ends[position + 1])
+            pairs = slice(pair_ends[position], pair_ends[position + 1])
             this = slice(model, model + 1)
             later = slice(model + 1, None)
             if errors is None:
@@ -232,41 +232,45 @@ class _ComparedScores:
         return _PairSigns.from_differences(differences, self.threshold)
 
 
-def _tau_unweighted(left: _ComparedScores, right: _ComparedScores) -> Floats:
+def _tau_unweighted(first_scores: _ComparedScores, second_scores: _ComparedScores) -> Floats:
     """Return tau-b with all models counting once, of every resample there is."""
-    stack = left.scores.shape[:-2]
-    tasks, models = left.scores.shape[-2:]
-    all_tasks = tasks + right.scores.shape[-2]
+    stack = first_scores.scores.shape[:-2]
+    tasks, models = first_scores.scores.shape[-2:]
+    all_tasks = tasks + second_scores.scores.shape[-2]
     if stack:
-        step = max(1, _SIGN_BLOCK // max(1, all_tasks * models * (models - 1) // 2))
-        if step < stack[0]:
+        block_size = max(1, _SIGN_BLOCK // max(1, all_tasks * models * (models - 1) // 2))
+        if block_size < stack[0]:
             parts = []
-            for start in range(0, stack[0], step):
-                block = slice(start, start + step)
+            for start in range(0, stack[0], block_size):
+                block = slice(start, start + block_size)
                 parts.append(
-                    _tau_unweighted(left.select_resamples(block), right.select_resamples(block))
+                    _tau_unweighted(
+                        first_scores.select_resamples(block), second_scores.select_resamples(block)
+                    )
                 )
             return np.concatenate(parts)
-    sums = [np.zeros((*stack, tasks, right.scores.shape[-2])) for _ in range(3)]
-    step = max(1, _SIGN_BLOCK // max(1, all_tasks * models * int(np.prod(stack))))
-    for start in range(0, models - 1, step):
-        stop = min(start + step, models - 1)
-        left_signs = left.compare_with_later(start, stop)
+    sums = [np.zeros((*stack, tasks, second_scores.scores.shape[-2])) for _ in range(3)]
+    block_size = max(1, _SIGN_BLOCK // max(1, all_tasks * models * int(np.prod(stack))))
+    for start in range(0, models - 1, block_size):
+        block_end = min(start + block_size, models - 1)
+        left_signs = first_scores.compare_with_later(start, block_end)
         right_signs = left_signs
-        if right is not left:
-            right_signs = right.compare_with_later(start, stop)
-        for total, part in zip(sums, _sum_over_pairs(left_signs, right_signs), strict=True):
-            total += part
+        if second_scores is not first_scores:
+            right_signs = second_scores.compare_with_later(start, block_end)
+        for total, block_sum in zip(sums, _sum_over_pairs(left_signs, right_signs), strict=True):
+            total += block_sum
     return _tau_from_sums(*sums)
 
 
 def _tau_of_resample(
-    left: _ComparedScores, right: _ComparedScores, resample: int, draws: Weights
+    first_scores: _ComparedScores, second_scores: _ComparedScores, resample: int, draws: Weights
 ) -> Floats:
     """Return tau-b of one resample under draws of models."""
-    left_scores = left.select_resamples(resample)
+    left_scores = first_scores.select_resamples(resample)
     # The sign of a pair is computed once where both sides are the same.
-    right_scores = left_scores if right is left else right.select_resamples(resample)
+    right_scores = (
+        left_scores if second_scores is first_scores else second_scores.select_resamples(resample)
+    )
     return _tau_weighted(left_scores, right_scores, draws)
 
 
@@ -278,7 +282,9 @@ class _WeighedPairs:
     sums: list[Floats]  # each (pairs, tasks, other tasks), or 1 in the place of one of the last two
 
 
-def _tau_weighted(left: _ComparedScores, right: _ComparedScores, draws: Weights) -> Floats:
+def _tau_weighted(
+    first_scores: _ComparedScores, second_scores: _ComparedScores, draws: Weights
+) -> Floats:
     """Return tau-b under every draw of models: (draws, tasks, other tasks)."""
     # Models that are drawn alike are one unit.
     unit_draws, unit_of_model = np.unique(draws, axis=1, return_inverse=True)
@@ -290,11 +296,11 @@ def _tau_weighted(left: _ComparedScores, right: _ComparedScores, draws: Weights)
     totals = [np.zeros((len(draws), 1, 1)) for _ in range(3)]
     waiting: list[_WeighedPairs] = []
     for unit, members in enumerate(np.split(order, starts[1:])):
-        others = order if is_first_order else order[starts[unit] :]
-        left_signs = left.compare(members[None], others[:, None])
+        other_rows = order if is_first_order else order[starts[unit] :]
+        left_signs = first_scores.compare(members[None], other_rows[:, None])
         right_signs = left_signs
-        if right is not left:
-            right_signs = right.compare(members[None], others[:, None])
+        if second_scores is not first_scores:
+            right_signs = second_scores.compare(members[None], other_rows[:, None])
         if is_first_order:
             # Row sums hold every pair twice: half of 1 + 2d, d = w - 1.
             weights = unit_draws[:, unit : unit + 1] - 0.5
@@ -306,7 +312,7 @@ def _tau_weighted(left: _ComparedScores, right: _ComparedScores, draws: Weights)
             unit_starts = starts[unit:] - starts[unit]
             sums = [np.add.reduceat(part, unit_starts, axis=0) for part in parts]
             for part in sums:
-                part[0] /= 2  # within the unit every pair is there twice
+                part[0] /= 2  # within the unit every pair appears twice
         waiting.append(_WeighedPairs(weights, sums))
         waiting_pairs = sum(pairs.weights.shape[1] for pairs in waiting)
         if unit + 1 == units or waiting_pairs >= _PAIR_BLOCK:
@@ -326,23 +332,27 @@ def _add_weighed(totals: list[Floats], waiting: list[_WeighedPairs]) -> None:
         totals[k] = totals[k] + weighed.reshape(-1, *shape)
 
 
-def _sum_over_pairs(left: _PairSigns, right: _PairSigns) -> tuple[Signs, Signs, Signs]:
+def _sum_over_pairs(
+    first_signs: _PairSigns, second_signs: _PairSigns
+) -> tuple[Signs, Signs, Signs]:
     """Return sums over pairs: concordance, and pairs untied on one side among those known on both.
 
     Each is (…, tasks, other tasks), or 1 in the place of one of the last two.
     """
-    turned = right.signs.swapaxes(-1, -2)
-    concordance = left.signs @ turned
-    untied_left = np.abs(left.signs)
+    turned = second_signs.signs.swapaxes(-1, -2)
+    concordance = first_signs.signs @ turned
+    untied_left = np.abs(first_signs.signs)
     untied_right = np.abs(turned)
-    if left.known is None and right.known is None:
+    if first_signs.is_known is None and second_signs.is_known is None:
         left_sums = untied_left.sum(axis=-1)[..., None]
         right_sums = untied_right.sum(axis=-2)[..., None, :]
         return concordance, left_sums, right_sums
-    known_left = np.ones_like(left.signs) if left.known is None else left.known
+    known_left = (
+        np.ones_like(first_signs.signs) if first_signs.is_known is None else first_signs.is_known
+    )
     known_right = np.ones_like(turned)
-    if right.known is not None:
-        known_right = right.known.swapaxes(-1, -2)
+    if second_signs.is_known is not None:
+        known_right = second_signs.is_known.swapaxes(-1, -2)
     return concordance, untied_left @ known_right, known_left @ untied_right
 
 
@@ -377,22 +387,22 @@ def with_resample_axis(values: npt.ArrayLike) -> Floats:
 
 def spearman_matrix(
     values: npt.ArrayLike,
-    others: npt.ArrayLike | None = None,
+    second_values: npt.ArrayLike | None = None,
     *,
     weights: npt.ArrayLike | None = None,
 ) -> Floats:
     """Return Spearman's rho between columns: Pearson's r of the midranks, on the models that have both scores."""
-    return _correlate_columns(values, others, weights, ranks=True)
+    return _correlate_columns(values, second_values, weights, ranks=True)
 
 
 def pearson_matrix(
     values: npt.ArrayLike,
-    others: npt.ArrayLike | None = None,
+    second_values: npt.ArrayLike | None = None,
     *,
     weights: npt.ArrayLike | None = None,
 ) -> Floats:
     """Return Pearson's r between columns, on the models that have both scores; NaN where a column is constant."""
-    return _correlate_columns(values, others, weights, ranks=False)
+    return _correlate_columns(values, second_values, weights, ranks=False)
 
 
 CORRELATIONS: dict[str, Correlate] = {
@@ -422,14 +432,14 @@ def nan_mean(values: npt.ArrayLike, axis: int = -1) -> Floats:
 
 def _correlate_columns(
     values: npt.ArrayLike,
-    others: npt.ArrayLike | None,
+    second_values: npt.ArrayLike | None,
     weights: npt.ArrayLike | None,
     *,
     ranks: bool,
 ) -> Floats:
     """Return weighted r of every two columns, or of their midranks, some resamples at a time."""
     first = with_resample_axis(values)
-    second = first if others is None else with_resample_axis(others)
+    second = first if second_values is None else with_resample_axis(second_values)
     draws = np.ones((1, first.shape[1]))
     if weights is not None:
         draws = np.atleast_2d(np.asarray(weights, dtype=np.float64))
@@ -438,19 +448,21 @@ def _correlate_columns(
     blocks = max(1, -(-resamples * first[0].size // _SCORE_BLOCK))
     parts = []
     for block in np.array_split(np.arange(resamples), blocks):
-        left = _select_resamples(first, block)
-        right = _select_resamples(second, block)
+        first_columns = _select_resamples(first, block)
+        second_columns = _select_resamples(second, block)
         block_draws = _select_resamples(draws, block)
         if not is_complete:
-            parts.append(_pearson_with_gaps(left, right, block_draws, ranks=ranks))
+            parts.append(
+                _pearson_with_gaps(first_columns, second_columns, block_draws, ranks=ranks)
+            )
             continue
         if ranks:
-            left = _midranks(left, block_draws)
+            first_columns = _midranks(first_columns, block_draws)
         if second is first:
-            right = left
+            second_columns = first_columns
         elif ranks:
-            right = _midranks(right, block_draws)
-        parts.append(_pearson_complete(left, right, block_draws))
+            second_columns = _midranks(second_columns, block_draws)
+        parts.append(_pearson_complete(first_columns, second_columns, block_draws))
     if _is_single(values, weights):
         return np.asarray(parts[0][0])
     return np.concatenate(parts)
@@ -475,8 +487,8 @@ def _pearson_complete(x: Floats, y: Floats, weights: Floats) -> Floats:
             variance_y = _variance_or_nan(shares @ centred_y**2, shares @ y**2)
         weighted_x = (centred_x * shares.transpose(0, 2, 1)).transpose(0, 2, 1)
         covariance = weighted_x @ centred_y
-        r = covariance / np.sqrt(variance_x).transpose(0, 2, 1) / np.sqrt(variance_y)
-    return np.asarray(np.clip(r, -1.0, 1.0))
+        correlation = covariance / np.sqrt(variance_x).transpose(0, 2, 1) / np.sqrt(variance_y)
+    return np.asarray(np.clip(correlation, -1.0, 1.0))
 
 
 def _pearson_with_gaps(x: Floats, y: Floats, weights: Floats, *, ranks: bool) -> Floats:
@@ -488,16 +500,16 @@ def _pearson_with_gaps(x: Floats, y: Floats, weights: Floats, *, ranks: bool) ->
     resamples = max(len(x), len(weights))
     result = np.full((resamples, x.shape[2], y.shape[2]), np.nan)
     for i, j in np.ndindex(x.shape[2], y.shape[2]):
-        both = np.isfinite(x[0, :, i]) & np.isfinite(y[0, :, j])
-        if both.sum() < 2:
+        has_both = np.isfinite(x[0, :, i]) & np.isfinite(y[0, :, j])
+        if has_both.sum() < 2:
             continue
-        left = x[:, both, i : i + 1]
-        right = y[:, both, j : j + 1]
-        row_weights = weights[:, both]
+        first_column = x[:, has_both, i : i + 1]
+        second_column = y[:, has_both, j : j + 1]
+        row_weights = weights[:, has_both]
         if ranks:
-            left = _midranks(left, row_weights)
-            right = _midranks(right, row_weights)
-        result[:, i, j] = _pearson_complete(left, right, row_weights)[:, 0, 0]
+            first_column = _midranks(first_column, row_weights)
+            second_column = _midranks(second_column, row_weights)
+        result[:, i, j] = _pearson_complete(first_column, second_column, row_weights)[:, 0, 0]
     return result
 
 
@@ -523,7 +535,7 @@ def _midranks(x: Floats, weights: Floats) -> Floats:
         ascending = x[0, order, column]
         is_new = np.concatenate([[True], ascending[1:] != ascending[:-1]])
         # (resamples, distinct scores)
-        mass = np.add.reduceat(weights[:, order], np.flatnonzero(is_new), axis=1)
-        midranks = np.cumsum(mass, axis=1) - mass + (mass + 1.0) / 2.0
+        tied_mass = np.add.reduceat(weights[:, order], np.flatnonzero(is_new), axis=1)
+        midranks = np.cumsum(tied_mass, axis=1) - tied_mass + (tied_mass + 1.0) / 2.0
         ranks[:, order, column] = midranks[:, np.cumsum(is_new) - 1]
     return ranks

@@ -1,18 +1,23 @@
 """Who may be first: what draws of scores with their noise say, and who stays in a race.
 
 Candidates race on validation: everyone who may still be the best stays (P ≥ 5 %, shared out over the rounds, paired
-where all answered the same documents), and the better half in any case, so that a lucky draw drops nobody.
+where all answered the same documents, passage by passage where documents share one), and the better half in any case,
+so that a lucky draw drops nobody.
 """
 
 from __future__ import annotations
 
 import base64
 import math
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import norm
+from scipy.stats import t as student_t
 
-from potentia.values.clusters import Clusters, clustered_covariance
+from potentia.values.clusters import Clusters, clustered_covariance, degrees_of_freedom
 from potentia.values.scores import Floats
 
 CLAIM_PROBABILITY = 0.975  # from which on something is claimed
@@ -63,18 +68,26 @@ def paired_noise_covariance(
 ) -> Floats:
     """Return the covariance of the noise of scores with these errors that are means of (models, documents).
 
-    With clusters of documents that share a passage, the errors are at least what the clusters make them.
+    With clusters of documents that share a passage, the errors are at least what the clusters make them; of few
+    clusters they are themselves uncertain, and wider by as much as Student's t is.
     """
     if clusters is None or clusters.are_independent:
         of_means = np.cov(outcomes) / outcomes.shape[1]
     else:
-        of_means = clustered_covariance(outcomes, clusters)
+        widening = student_widening(degrees_of_freedom(clusters))
+        of_means = widening**2 * clustered_covariance(outcomes, clusters)
         errors = np.maximum(errors, np.sqrt(np.diag(of_means)))
     deviations = np.sqrt(np.maximum(np.diag(of_means), 1e-300))
     kept_share = np.minimum(1.0, errors / deviations)
     covariance = np.asarray(of_means * np.outer(kept_share, kept_share))
     np.fill_diagonal(covariance, errors**2)  # seeds, and the document more, are each model's own
     return covariance
+
+
+def student_widening(freedom: float) -> float:
+    """Return how much wider the 95 % interval of Student's t is than that of a normal."""
+    quantile = student_t.ppf(CLAIM_PROBABILITY, max(freedom, 1.0))
+    return float(quantile / norm.ppf(CLAIM_PROBABILITY))
 
 
 def select_survivors(
@@ -89,18 +102,18 @@ def select_survivors(
     """Return who stays in the race, best first, and every candidate's chance to be the best; ``looks`` in all."""
     sign = 1.0 if higher_is_better else -1.0
     worth = {}
-    for name, value in values.items():
-        worth[name] = sign * value if math.isfinite(value) else -math.inf
+    for model_name, value in values.items():
+        worth[model_name] = sign * value if math.isfinite(value) else -math.inf
     chances = estimate_win_chances(
         values, stderr, correct, higher_is_better=higher_is_better, seed=seed
     )
-    order = sorted(values, key=lambda name: (-worth[name], name))
+    order = sorted(values, key=lambda model_name: (-worth[model_name], model_name))
     better_half = order[: math.ceil(len(order) / 2)]
     survivors = []
-    for name in order:
-        may_win = name in better_half or chances[name] >= SURVIVAL_CHANCE / looks
-        if may_win and math.isfinite(worth[name]):
-            survivors.append(name)
+    for model_name in order:
+        may_win = model_name in better_half or chances[model_name] >= SURVIVAL_CHANCE / looks
+        if may_win and math.isfinite(worth[model_name]):
+            survivors.append(model_name)
     return survivors, chances
 
 
@@ -119,44 +132,65 @@ def estimate_win_chances(
     """
     names = list(values)
     sign = 1.0 if higher_is_better else -1.0
-    scores = np.array([values[name] for name in names]) * sign
-    errors = np.nan_to_num(np.array([stderr[name] for name in names]), nan=0.0)
+    scores = np.array([values[model_name] for model_name in names]) * sign
+    errors = np.nan_to_num(np.array([stderr[model_name] for model_name in names]), nan=0.0)
     scored = np.isfinite(scores)
     if not scored.any():
         return dict.fromkeys(names, 1.0 / len(names))
     rng = np.random.default_rng(seed)
     normals = rng.standard_normal((DRAWS, int(scored.sum())))
     packed = []
-    for name, has_score in zip(names, scored, strict=True):
+    for model_name, has_score in zip(names, scored, strict=True):
         if has_score:
-            packed.append((correct or {}).get(name, ""))
-    outcomes = unpack_correct(packed)
-    if outcomes is None:
+            packed.append((correct or {}).get(model_name, ""))
+    race = unpack_correct(packed)
+    if race is None:
         noise = errors[scored] * normals
     else:
-        covariance = paired_noise_covariance(errors[scored], outcomes)
+        covariance = paired_noise_covariance(errors[scored], race.outcomes, race.clusters)
         noise = normals @ covariance_root(covariance).T
     chances = np.zeros(len(names))
     chances[scored] = first_place_shares(shrink_draws(scores[scored] + noise, rng))
     return dict(zip(names, chances.tolist(), strict=True))
 
 
-def pack_correct(outcomes: Sequence[float]) -> str:
-    """Write which documents were got right in a few characters; nothing where an outcome is neither 0 nor 1."""
+@dataclass(frozen=True)
+class RaceOutcomes:
+    """Which documents each candidate of a race got right."""
+
+    outcomes: Floats  # (candidates, documents)
+    clusters: Clusters  # of documents that share a passage
+
+
+def pack_correct(outcomes: Sequence[float], passages: Sequence[str] = ()) -> str:
+    """Write which documents were got right in a few characters; nothing where an outcome is neither 0 nor 1.
+
+    ``passages`` name the passage of each document, empty where it has none; they are written where documents share one.
+    """
     if len(outcomes) < 2 or not set(outcomes) <= {0.0, 1.0}:
         return ""
-    bits = np.packbits(np.asarray(outcomes, dtype=bool)).tobytes()
-    return f"{len(outcomes)}:{base64.b85encode(bits).decode()}"
+    packed_bits = np.packbits(np.asarray(outcomes, dtype=bool)).tobytes()
+    packed = f"{len(outcomes)}:{base64.b85encode(packed_bits).decode()}"
+    clusters = Clusters.of_examples(range(len(outcomes)), dict(enumerate(passages)))
+    if clusters.are_independent:
+        return packed
+    numbers = zlib.compress(clusters.numbers.astype("<u4").tobytes())
+    return f"{packed}:{base64.b85encode(numbers).decode()}"
 
 
-def unpack_correct(packed: Sequence[str]) -> Floats | None:
-    """Return (candidates, documents) of several ``pack_correct``; None where they are not of as many documents each."""
+def unpack_correct(packed: Sequence[str]) -> RaceOutcomes | None:
+    """Return the outcomes of several ``pack_correct``; None where they are not of as many documents each."""
     sizes = {text.partition(":")[0] for text in packed}
     if len(packed) < 2 or len(sizes) > 1 or "" in sizes:
         return None
+    documents = int(sizes.pop())
+    clusters = Clusters.singletons(documents)
     rows = []
     for text in packed:
-        encoded = text.partition(":")[2]
+        _, encoded, *encoded_clusters = text.split(":")
         rows.append(np.frombuffer(base64.b85decode(encoded), dtype=np.uint8))
-    documents = int(sizes.pop())
-    return np.unpackbits(np.stack(rows), axis=1, count=documents).astype(np.float64)
+        if encoded_clusters:
+            numbers = zlib.decompress(base64.b85decode(encoded_clusters[0]))
+            clusters = Clusters(np.frombuffer(numbers, dtype="<u4").astype(np.intp))
+    unpacked_bits = np.unpackbits(np.stack(rows), axis=1, count=documents)
+    return RaceOutcomes(unpacked_bits.astype(np.float64), clusters)

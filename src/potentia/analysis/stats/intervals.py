@@ -3,19 +3,27 @@
 A model that is right on none of 200 examples has a standard error of 0, and "0.000 ± 0.000" would say that it can
 never be right. Wilson's interval of a share knows better: 0 to 0.019. It is taken from the standard error, through the
 number of independent examples that would give this error, p(1 − p)/s², so that errors with clusters and seeds widen it
-as they should. Bounds of rates that are counted are Clopper and Pearson's, which never promise too much.
+as they should. Bounds of rates that are counted are Clopper and Pearson's, which never promise too much. A mean over
+models has an interval over their families, since models of one family are not independent.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from scipy.stats import beta, norm
+from scipy.stats import t as student_t
 
 from potentia.analysis.stats.bootstrap import LEVEL
+from potentia.values.clusters import (
+    LEAST_CLUSTERS,
+    Clusters,
+    clustered_error,
+    degrees_of_freedom,
+)
 from potentia.values.findings import Interval
-from potentia.values.scores import Score
+from potentia.values.scores import Floats, Score
 
 
 def wilson_interval(share: float, examples: float, *, level: float = LEVEL) -> Interval:
@@ -65,6 +73,22 @@ def average_intervals(intervals: Sequence[Interval], weights: Sequence[float]) -
         below = math.hypot(below, weight * (interval.value - interval.low))
         above = math.hypot(above, weight * (interval.high - interval.value))
     return Interval(value=value, low=value - below, high=value + above, level=intervals[0].level)
+
+
+def mean_interval(values: Floats, labels: Sequence[Hashable], *, level: float = LEVEL) -> Interval:
+    """Return the mean of values with its interval; values with one label, such as a family's, are not independent.
+
+    Errors are clustered (CR2), with Student's t of Satterthwaite's degrees of freedom. Values that all have one label
+    are as near to each other, and count alone. One value has no interval.
+    """
+    mean = float(values.mean())
+    clusters = Clusters.from_labels(labels)
+    if clusters.count < LEAST_CLUSTERS:
+        clusters = Clusters.singletons(len(values))
+    if clusters.count < LEAST_CLUSTERS:
+        return Interval(mean, math.nan, math.nan, level)
+    quantile = float(student_t.ppf(0.5 + level / 2, degrees_of_freedom(clusters)))
+    return Interval.around(mean, quantile * clustered_error(values, clusters), level)
 
 
 def interval_of_score(score: Score, *, level: float = LEVEL) -> Interval:

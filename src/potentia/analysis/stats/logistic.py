@@ -38,5 +38,7 @@ def fit_balanced_logistic(x: Floats, is_member: npt.NDArray[np.bool_]) -> Logist
         by_margin = -weights * signs * expit(-margins)
         return float(loss), np.array([by_margin @ x + PENALTY * slope, by_margin.sum()])
 
-    fit = minimize(loss_and_gradient, np.zeros(2), jac=True, method="BFGS", options={"gtol": 1e-8})
-    return LogisticCurve(slope=float(fit.x[0]), intercept=float(fit.x[1]))
+    optimum = minimize(
+        loss_and_gradient, np.zeros(2), jac=True, method="BFGS", options={"gtol": 1e-8}
+    )
+    return LogisticCurve(slope=float(optimum.x[0]), intercept=float(optimum.x[1]))

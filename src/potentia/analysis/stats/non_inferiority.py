@@ -51,6 +51,6 @@ def check_margin(margin: float) -> None:
     """Refuse a margin that is no positive number."""
     if not (math.isfinite(margin) and margin > 0):
         raise InputError(
-            f"a margin of {margin:g} says nothing",
+            f"a margin of {margin:g} cannot be used",
             hint="give a positive difference of scores that does not matter to you, such as 0.01",
         )

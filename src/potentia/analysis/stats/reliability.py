@@ -37,15 +37,25 @@ def measure_reliability(values: Floats, errors: Floats, weights: Floats | None =
     return np.asarray(reliability[0] if weights is None else reliability)
 
 
-def correlate_without_noise(tau: Floats, reliability: Floats) -> Floats:
-    """Return the correlation behind (…, tasks, tasks) of Kendall's τ without test noise; NaN where noise is nearly all.
+def correlate_without_noise(mean_tau: npt.ArrayLike, reliability: Floats) -> Floats:
+    """Return the correlation behind a mean τ over pairs of tasks as it would be without test noise.
 
-    ``reliability`` is (…, tasks). The estimate of one pair may exceed 1: cut there, a mean over pairs would be too low.
+    ``reliability`` is (…, tasks), one row for each mean. The mean τ becomes a correlation, and that is divided by the
+    mean over all pairs of what noise leaves of a correlation, √(r_t·r_u): one ratio for all pairs. Corrected one by
+    one and averaged, pairs of noisy tasks would decide, and the mean could fall below that of the τ, since neither the
+    sine nor its inverse is linear. NaN where noise is nearly all, or unknown for more than half of the pairs.
     """
-    is_enough = reliability >= LEAST_RELIABILITY
-    roots = np.sqrt(np.where(is_enough, np.minimum(reliability, 1.0), np.nan))
-    product = roots[..., :, None] * roots[..., None, :]
-    return np.asarray(np.sin(np.pi / 2 * np.asarray(tau)) / product)
+    first, second = np.triu_indices(reliability.shape[-1], 1)
+    roots = np.sqrt(np.clip(reliability, 0.0, 1.0))
+    remaining = roots[..., first] * roots[..., second]
+    is_known = np.isfinite(remaining)
+    known_pairs = is_known.sum(axis=-1)
+    total = np.where(is_known, remaining, 0.0).sum(axis=-1)
+    mean_remaining = np.full(np.shape(total), np.nan)
+    np.divide(total, known_pairs, out=mean_remaining, where=2 * known_pairs >= max(len(first), 1))
+    is_enough = mean_remaining >= LEAST_RELIABILITY
+    correlation = np.sin(np.pi / 2 * np.asarray(mean_tau, dtype=np.float64))
+    return np.asarray(correlation / np.where(is_enough, mean_remaining, np.nan))
 
 
 def tau_of_correlation(correlation: npt.ArrayLike) -> Floats:

@@ -31,9 +31,9 @@ def sign_flip_p_value(cluster_sums: Floats) -> float:
         return float(2 * norm.sf(z))
     reach = int(sizes.sum())
     chances = np.ones(1)  # of the sum from −reach to reach, in steps of 1
-    for size, count in zip(*np.unique(sizes, return_counts=True), strict=True):
-        steps = np.zeros(2 * int(size) * int(count) + 1)
-        steps[:: 2 * int(size)] = binom.pmf(np.arange(int(count) + 1), int(count), 0.5)
+    for difference_size, count in zip(*np.unique(sizes, return_counts=True), strict=True):
+        steps = np.zeros(2 * int(difference_size) * int(count) + 1)
+        steps[:: 2 * int(difference_size)] = binom.pmf(np.arange(int(count) + 1), int(count), 0.5)
         chances = np.convolve(chances, steps)
-    sums = np.arange(-reach, reach + 1)
-    return min(1.0, float(chances[np.abs(sums) >= observed].sum()))
+    possible_sums = np.arange(-reach, reach + 1)
+    return min(1.0, float(chances[np.abs(possible_sums) >= observed].sum()))

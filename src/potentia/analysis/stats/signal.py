@@ -49,15 +49,17 @@ def measure_signal_to_noise(
     With several runs the noise is the root mean square of theirs. Models and checkpoints without a score are left out.
     """
     scores = _known_values(scores_of_models)
-    runs = [_known_values(run) for run in last_scores_of_runs]
-    runs = [run for run in runs if len(run) >= LEAST_CHECKPOINTS]
+    scores_by_run = [_known_values(run_scores) for run_scores in last_scores_of_runs]
+    scores_by_run = [
+        run_scores for run_scores in scores_by_run if len(run_scores) >= LEAST_CHECKPOINTS
+    ]
     if len(scores) < 2:
         raise InputError("the signal of a task needs the scores of two models or more")
     return SignalToNoise(
         signal=measure_relative_dispersion(scores),
-        noise=_pool_relative_deviations(runs),
+        noise=_pool_relative_deviations(scores_by_run),
         models=len(scores),
-        checkpoints=sum(len(run) for run in runs),
+        checkpoints=sum(len(run_scores) for run_scores in scores_by_run),
     )
 
 
@@ -70,13 +72,13 @@ def measure_relative_dispersion(scores: npt.ArrayLike) -> float:
     return float(np.ptp(known_scores)) / abs(mean)
 
 
-def _pool_relative_deviations(runs: Sequence[Floats]) -> float:
+def _pool_relative_deviations(scores_by_run: Sequence[Floats]) -> float:
     """Return the root mean square, over runs, of the standard deviation of checkpoints over their mean."""
     variances = []
-    for run in runs:
-        mean = float(run.mean())
+    for run_scores in scores_by_run:
+        mean = float(run_scores.mean())
         if mean != 0:
-            variances.append(float(run.var()) / mean**2)
+            variances.append(float(run_scores.var()) / mean**2)
     return math.sqrt(sum(variances) / len(variances)) if variances else math.nan
 
 
@@ -93,9 +95,9 @@ def measure_decision_accuracy(
     if small.shape != large.shape or small.ndim != 1:
         raise InputError("decision accuracy needs two lists of scores of the same candidates")
     has_both = np.isfinite(small) & np.isfinite(large)
-    first, second = np.triu_indices(int(has_both.sum()), 1)
-    small_order = np.sign(small[has_both][first] - small[has_both][second])
-    large_order = np.sign(large[has_both][first] - large[has_both][second])
+    first_of_pair, second_of_pair = np.triu_indices(int(has_both.sum()), 1)
+    small_order = np.sign(small[has_both][first_of_pair] - small[has_both][second_of_pair])
+    large_order = np.sign(large[has_both][first_of_pair] - large[has_both][second_of_pair])
     has_order = large_order != 0
     if not has_order.any():
         return math.nan
@@ -105,5 +107,5 @@ def measure_decision_accuracy(
 
 def _known_values(values: npt.ArrayLike) -> Floats:
     """Return the values that are numbers, as one list."""
-    flat = np.asarray(values, dtype=np.float64).ravel()
-    return flat[np.isfinite(flat)]
+    flat_values = np.asarray(values, dtype=np.float64).ravel()
+    return flat_values[np.isfinite(flat_values)]

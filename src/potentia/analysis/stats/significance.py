@@ -16,15 +16,17 @@ from itertools import compress
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom, false_discovery_control, norm
+from scipy.stats import t as student_t
 
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.correlation import (
     kendall_of_significant_differences,
     z_of_difference,
 )
+from potentia.analysis.stats.score_errors import believe_errors
 from potentia.analysis.stats.sign_flips import sign_flip_p_value
 from potentia.errors import InputError
-from potentia.values.clusters import Clusters
+from potentia.values.clusters import Clusters, clustered_covariance, degrees_of_freedom
 from potentia.values.findings import Bars, Chart, Finding, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix, clusters_of_task
@@ -47,6 +49,9 @@ class Significance(Finding):
     items: tuple[int, ...]  # stored documents that the models share, per task
     by_items: tuple[int, ...]  # pairs that differ on them by McNemar's exact test
     item_discoveries: tuple[int, ...]  # of these after Benjamini–Hochberg
+    are_shares: bool = (
+        False  # whether scores are shares of 1, so that a difference is told in points
+    )
 
     def tables(self) -> Sequence[Table]:
         """Return the resolved pairs per task."""
@@ -67,9 +72,7 @@ class Significance(Finding):
             names += ["items", "McNemar", "after BH"]
             for counts in (self.items, self.by_items, self.item_discoveries):
                 columns.append(self._without_item_tests(counts))
-            note += (
-                " McNemar: exact test on the stored items that models share; sharper than errors."
-            )
+            note += " McNemar: exact test on the stored examples that both models answered."
         level = f"{100 * (1 - self.level):.0f} % level"
         title = (
             f"Pairs of models that differ significantly ({self.protocol.label}, {level}, z test)"
@@ -79,7 +82,10 @@ class Significance(Finding):
     def _without_item_tests(self, counts: Sequence[int]) -> list[int | None]:
         """Return counts per task, None for the tasks without stored items."""
         pairs = zip(self.items, counts, strict=True)
-        return [count if items else None for items, count in pairs]
+        known_counts: list[int | None] = []
+        for items, count in pairs:
+            known_counts.append(count if items else None)
+        return known_counts
 
     @property
     def shares(self) -> list[float]:
@@ -95,7 +101,7 @@ class Significance(Finding):
         level = f"{100 * (1 - self.level):.0f} % level"
         chart = Bars(
             f"resolved-{self.protocol}",
-            f"Share of model pairs that each task resolves: {label}",
+            f"Share of model pairs that each task separates: {label}",
             f"Pairs of models whose difference is significant at the {level}.",
             self.tasks,
             {label: self.shares},
@@ -116,7 +122,7 @@ def measure_significance(
         p_values = pair_p_values(matrix.select(tasks=[task]))
         discoveries.append(int((benjamini_hochberg(p_values) <= 1 - level).sum()))
         outcomes_by_model = (outcomes or {}).get(task, {})
-        item_tests.append(_test_by_items(matrix.models, outcomes_by_model, level))
+        item_tests.append(_test_by_items(matrix, task, outcomes_by_model, level))
     return Significance(
         protocol=matrix.protocol,
         level=level,
@@ -126,9 +132,10 @@ def measure_significance(
         significant=significant,
         discoveries=tuple(discoveries),
         detectable=tuple(detectable_difference(matrix, level=level).tolist()),
-        items=tuple(test.items for test in item_tests),
-        by_items=tuple(test.significant for test in item_tests),
-        item_discoveries=tuple(test.discoveries for test in item_tests),
+        items=tuple(item_test.items for item_test in item_tests),
+        by_items=tuple(item_test.significant for item_test in item_tests),
+        item_discoveries=tuple(item_test.discoveries for item_test in item_tests),
+        are_shares=matrix.has_unit_scale,
     )
 
 
@@ -142,13 +149,14 @@ class _ItemTest:
 
 
 def _test_by_items(
-    models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]], level: float
+    matrix: ScoreMatrix, task: str, outcomes: Mapping[str, Mapping[int, float]], level: float
 ) -> _ItemTest:
     """Count the pairs of models that differ by McNemar's exact test, before and after Benjamini–Hochberg."""
-    aligned = align_outcomes(models, outcomes)
+    aligned = align_outcomes(matrix.models, outcomes)
     if not aligned.values.size:
         return _ItemTest()
-    p_values = mcnemar_p_values(aligned.values > 0.5, aligned.clusters)
+    seed_errors = list_seed_errors(matrix, task, aligned.models)
+    p_values = mcnemar_p_values(aligned.values > 0.5, aligned.clusters, seed_errors)
     if not len(p_values):
         return _ItemTest()
     adjusted = benjamini_hochberg(p_values[:, None])
@@ -159,12 +167,18 @@ def _test_by_items(
     )
 
 
+def list_seed_errors(matrix: ScoreMatrix, task: str, models: Sequence[str]) -> Floats:
+    """Return how far another seed moves the score of each model on a task; 0 where that is not known."""
+    return np.array([matrix.seed_error(model, task) for model in models], dtype=np.float64)
+
+
 def pair_z_scores(matrix: ScoreMatrix) -> Floats:
     """Return z of every pair of models on every task: (pairs, tasks) in the order of ``np.triu_indices``.
 
     Positive where the first is better. NaN where a score or a standard error is missing; two scores without any error
     differ infinitely or not at all.
     """
+    matrix = believe_errors(matrix)
     first, second = np.triu_indices(matrix.shape[0], 1)
     values = matrix.oriented()
     return z_of_difference(
@@ -196,6 +210,7 @@ def tau_b_matrix(
 ) -> Floats:
     """Return tau-b between all tasks with insignificant differences as ties (appendix C.2), under draws of models."""
     threshold = float(norm.ppf(0.5 + level / 2))
+    matrix = believe_errors(matrix)
     return kendall_of_significant_differences(
         matrix.oriented(), matrix.stderr, threshold, weights=weights
     )
@@ -215,19 +230,19 @@ def significant_order(
 def benjamini_hochberg(p_values: Floats) -> Floats:
     """Return Benjamini–Hochberg adjusted p values of each column; NaN stays NaN and counts for nothing."""
     columns = np.asarray(p_values, dtype=np.float64)
-    flat = columns.reshape(len(columns), -1)
-    adjusted = np.full_like(flat, np.nan)
-    for column in range(flat.shape[1]):
-        tested = np.isfinite(flat[:, column])
+    flat_columns = columns.reshape(len(columns), -1)
+    adjusted = np.full_like(flat_columns, np.nan)
+    for column in range(flat_columns.shape[1]):
+        tested = np.isfinite(flat_columns[:, column])
         if tested.any():
-            adjusted[tested, column] = false_discovery_control(flat[tested, column])
+            adjusted[tested, column] = false_discovery_control(flat_columns[tested, column])
     return adjusted.reshape(columns.shape)
 
 
 def detectable_difference(matrix: ScoreMatrix, *, level: float = LEVEL) -> Floats:
     """Return the smallest true difference of two models that a test at ``level`` finds with 80 % power, per task."""
     median_errors = np.full(len(matrix.tasks), np.nan)
-    for column, errors in enumerate(matrix.stderr.T):
+    for column, errors in enumerate(believe_errors(matrix).stderr.T):
         if np.isfinite(errors).any():
             median_errors[column] = np.median(errors[np.isfinite(errors)])
     detectable_z = norm.ppf(0.5 + level / 2) + norm.ppf(POWER)
@@ -242,18 +257,48 @@ def mcnemar_p_value(first_only: int, second_only: int) -> float:
     return float(min(1.0, 2.0 * binom.cdf(min(first_only, second_only), discordant, 0.5)))
 
 
-def mcnemar_p_values(correct: npt.NDArray[np.bool_], clusters: Clusters | None = None) -> Floats:
+def mcnemar_p_values(
+    correct: npt.NDArray[np.bool_],
+    clusters: Clusters | None = None,
+    seed_errors: Floats | None = None,
+) -> Floats:
     """Return McNemar's exact p value of every pair of rows of (models, items), in the order of ``np.triu_indices``.
 
-    Items that share a passage speak as one: with ``clusters``, the signs of whole clusters are flipped.
+    Items that share a passage speak as one: with ``clusters``, the signs of whole clusters are flipped. Where it is
+    known how far another seed moves a score (``seed_errors``, by model), a difference has to stand out from that, too.
     """
-    hits = correct.astype(np.float64)
+    correct_counts = correct.astype(np.float64)
+    p_values = _exact_p_values(correct_counts, clusters)
+    if seed_errors is None or not seed_errors.any():
+        return p_values
+    return np.fmax(p_values, _p_values_with_seeds(correct_counts, clusters, seed_errors))
+
+
+def _p_values_with_seeds(
+    correct_counts: Floats, clusters: Clusters | None, seed_errors: Floats
+) -> Floats:
+    """Return the p value of every pair by Student's t, from the noise of paired items and of seeds."""
+    clusters = clusters or Clusters.singletons(correct_counts.shape[1])
+    covariance = clustered_covariance(correct_counts, clusters)
+    first, second = np.triu_indices(len(correct_counts), 1)
+    variances = np.diag(covariance) + seed_errors**2
+    variance = variances[first] + variances[second] - 2 * covariance[first, second]
+    means = correct_counts.mean(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t_values = np.abs(means[first] - means[second]) / np.sqrt(variance)
+    return np.asarray(2.0 * student_t.sf(t_values, degrees_of_freedom(clusters)))
+
+
+def _exact_p_values(correct_counts: Floats, clusters: Clusters | None) -> Floats:
+    """Return McNemar's exact p value of every pair, or that of flipped clusters."""
     if clusters is not None and not clusters.are_independent:
-        return _cluster_p_values(clusters.sum_by_cluster(hits))
-    only = hits @ (1.0 - hits).T  # [a, b]: items that a alone got right
-    first, second = np.triu_indices(len(correct), 1)
-    first_only = only[first, second]
-    second_only = only[second, first]
+        return _cluster_p_values(clusters.sum_by_cluster(correct_counts))
+    only_first_right = (
+        correct_counts @ (1.0 - correct_counts).T
+    )  # [a, b]: items that a alone got right
+    first, second = np.triu_indices(len(correct_counts), 1)
+    first_only = only_first_right[first, second]
+    second_only = only_first_right[second, first]
     discordant = first_only + second_only
     p_values = 2.0 * binom.cdf(np.minimum(first_only, second_only), discordant, 0.5)
     return np.where(discordant > 0, np.minimum(p_values, 1.0), 1.0)
@@ -263,8 +308,8 @@ def _cluster_p_values(hits_by_cluster: Floats) -> Floats:
     """Return the p value of every pair of rows of (models, clusters), counts of right answers."""
     first, second = np.triu_indices(len(hits_by_cluster), 1)
     p_values = [
-        sign_flip_p_value(hits_by_cluster[i] - hits_by_cluster[j])
-        for i, j in zip(first, second, strict=True)
+        sign_flip_p_value(hits_by_cluster[first_model] - hits_by_cluster[second_model])
+        for first_model, second_model in zip(first, second, strict=True)
     ]
     return np.array(p_values)
 
@@ -273,7 +318,8 @@ def outcome_tables(matrix: ScoreMatrix, outcomes: Outcomes) -> dict[str, Floats]
     """Return (models, items) for each task whose items can stand for its scores, to draw their noise from.
 
     Every model with a score must have the items, all on the same documents, and their mean must be the score: that
-    leaves out metrics of a whole set (mcc, f1), whose noise comes from their standard errors.
+    leaves out metrics of a whole set (mcc, f1), whose noise comes from their standard errors, as does that of examples
+    that share passages, and of scores that are known to move with the seed of a fine-tuning.
     """
     tables = {}
     for column, task in enumerate(matrix.tasks):
@@ -281,6 +327,11 @@ def outcome_tables(matrix: ScoreMatrix, outcomes: Outcomes) -> dict[str, Floats]
         scored_models = list(compress(matrix.models, has_score))
         aligned = align_outcomes(scored_models, outcomes.get(task, {}))
         if not scored_models or aligned.models != scored_models or not aligned.documents:
+            continue
+        if (
+            list_seed_errors(matrix, task, scored_models).any()
+            or not aligned.clusters.are_independent
+        ):
             continue
         scores = matrix.values[has_score, column]
         if np.allclose(aligned.values.mean(axis=1), scores, atol=1e-6):
@@ -308,7 +359,9 @@ def align_outcomes(
     documents: list[int] = []
     if with_outcomes:
         documents = sorted(set.intersection(*(set(outcomes[model]) for model in with_outcomes)))
-    rows = [[outcomes[model][document] for document in documents] for model in with_outcomes]
+    rows = []
+    for model in with_outcomes:
+        rows.append([outcomes[model][document] for document in documents])
     values = np.array(rows, dtype=np.float64).reshape(len(with_outcomes), len(documents))
     clusters = Clusters.of_examples(documents, clusters_of_task(outcomes))
     return AlignedOutcomes(with_outcomes, documents, values, clusters)
@@ -326,9 +379,9 @@ def estimate_test_sizes(matrix: ScoreMatrix) -> dict[str, float]:
         if np.isfinite(stored).any():
             sizes[task] = float(np.nanmedian(stored))
             continue
-        size = _implied_test_size(matrix.values[:, column], matrix.stderr[:, column])
-        if size is not None:
-            sizes[task] = size
+        implied_size = _implied_test_size(matrix.values[:, column], matrix.stderr[:, column])
+        if implied_size is not None:
+            sizes[task] = implied_size
     return sizes
 
 

@@ -13,6 +13,7 @@ families and within them.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,15 +26,18 @@ from scipy import stats
 from potentia.analysis.stats.bootstrap import (
     ResamplingUnits,
     Sampling,
+    kendall_between,
     kendall_by_row,
     percentile_interval,
 )
 from potentia.analysis.stats.correlation import kendall_matrix, nan_mean
+from potentia.analysis.stats.first_place import ENOUGH_MODELS
 from potentia.analysis.stats.reliability import (
     LEAST_RELIABILITY,
     attenuate,
     measure_reliability,
 )
+from potentia.values.clusters import Clusters, degrees_of_freedom
 from potentia.values.findings import Interval
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -44,7 +48,7 @@ MIN_MODELS = 4  # of which anything is asked
 MIN_UNITS = (
     6  # families (or models of none) from which a ranking may be said to be unlike the others
 )
-MIN_OTHERS = 3  # tasks whose agreement among themselves is something to compare with
+MIN_OTHERS = 3  # benchmarks whose agreement among themselves is something to compare with
 NARROW_SHARE = 0.5  # of the spread on the other tasks, below which models hardly differ
 RESAMPLES = 1_000
 PERMUTATIONS = 2_000
@@ -74,27 +78,45 @@ def code_families(models: Sequence[str], families: Mapping[str, str]) -> Codes:
 
 def average_families(values: Floats, family: Codes) -> Floats:
     """Average (models, …) over the models of each family."""
-    sums = np.zeros((int(family.max()) + 1, *values.shape[1:]))
-    np.add.at(sums, family, values)
+    family_sums = np.zeros((int(family.max()) + 1, *values.shape[1:]))
+    np.add.at(family_sums, family, values)
     sizes = np.bincount(family).reshape(-1, *([1] * (values.ndim - 1)))
-    return np.asarray(sums / sizes)
+    return np.asarray(family_sums / sizes)
 
 
-def compare_models_by_items(answers: Floats, family: Codes | None = None) -> ScoreDifferences:
+def compare_models_by_items(
+    answers: Floats,
+    family: Codes | None = None,
+    clusters: Clusters | None = None,
+    seed_variance: float = 0.0,
+) -> ScoreDifferences:
     """Test by F tests of models × items whether models answer alike, and measure the reliability of their ranking.
 
-    The reliability is Hoyt's, which is Cronbach's α: the mean over all split halves, stepped up to all items.
+    The reliability is Hoyt's, which is Cronbach's α: the mean over all split halves, stepped up to all items. Items
+    that share a passage are no independent evidence: with ``clusters`` their sums take the place of items. A model's
+    score moves on all items together with the seed of its fine-tuning: by ``seed_variance``.
     """
     models = len(answers)
     family = np.arange(models) if family is None else family
-    of_all = _analyze_variance(answers, np.zeros(models, dtype=np.intp))
+    examples = answers.shape[1]
+    freedom = float(examples - 1)  # of the differences between items
+    if clusters is not None and not clusters.are_independent:
+        answers = clusters.sum_by_cluster(answers)
+        freedom = degrees_of_freedom(clusters)
+        seed_variance *= (examples / answers.shape[1]) ** 2
+    if not freedom > 0:
+        return UNKNOWN_DIFFERENCES
+    one_family = np.zeros(models, dtype=np.intp)
+    of_all = _analyze_variance(answers, one_family, freedom, seed_variance)
     between_families = average_families(answers, family)
     p_values = []
     if len(between_families) > 1:
         single_family = np.zeros(len(between_families), dtype=np.intp)
-        p_values.append(_analyze_variance(between_families, single_family).p_value)
+        of_means = float((1 / np.bincount(family)).mean()) * seed_variance
+        tested = _analyze_variance(between_families, single_family, freedom, of_means)
+        p_values.append(tested.p_value)
     if len(between_families) < models:
-        p_values.append(_analyze_variance(answers, family).p_value)
+        p_values.append(_analyze_variance(answers, family, freedom, seed_variance).p_value)
     if of_all.between <= 0:
         return ScoreDifferences(p_value=1.0, reliability=0.0)
     return ScoreDifferences(
@@ -112,21 +134,26 @@ class _Variances:
     p_value: float
 
 
-def _analyze_variance(answers: Floats, family: Codes) -> _Variances:
-    """Compare the variance between the models of each family with that of models × items."""
+def _analyze_variance(
+    answers: Floats, family: Codes, freedom: float, seed_variance: float
+) -> _Variances:
+    """Compare the variance between the models of each family with that of models × items.
+
+    ``freedom`` are the degrees of freedom of the items: one less than there are, or fewer where they are clusters.
+    What seeds make of the variance between models is added to the rest.
+    """
     items = answers.shape[1]
     deviations = answers - average_families(answers, family)[family]
     of_models = deviations.mean(axis=1, keepdims=True)
     residuals = deviations - of_models
     model_degrees = len(answers) - (int(family.max()) + 1)
-    residual_degrees = model_degrees * (items - 1)
     between = items * float((of_models**2).sum()) / model_degrees
-    within = float((residuals**2).sum()) / residual_degrees
+    within = float((residuals**2).sum()) / (model_degrees * (items - 1)) + items * seed_variance
     if between <= 0:
         return _Variances(between, within, 1.0)
     p_value = 0.0
     if within > 0:
-        p_value = float(stats.f.sf(between / within, model_degrees, residual_degrees))
+        p_value = float(stats.f.sf(between / within, model_degrees, model_degrees * freedom))
     return _Variances(between, within, p_value)
 
 
@@ -199,6 +226,7 @@ class TaskAgreement:
 
     others: tuple[str, ...]
     taus: tuple[float, ...]  # with each of the others
+    lowest_taus: tuple[float, ...]  # the lower ends of their intervals, over families of models
     mean: Interval  # their mean, over families of models drawn anew
     among_others: float  # mean τ of the others among themselves
     expected: float  # τ of a task that ranks as the others do, with the noise of this test
@@ -208,15 +236,20 @@ class TaskAgreement:
     p_agrees: float  # that it agrees no more than a shuffled ranking
     p_against: float  # that it disagrees no more than a shuffled ranking
     units: int  # families, and models of none
+    other_groups: int  # benchmarks among the others, of which each has one task or more
+    drawn_unit: str = "models"  # what the intervals draw anew: families or models
 
     @property
     def answer(self) -> RankingAnswer:
-        """What may be said of its ranking."""
-        if self.p_agrees < TEST_LEVEL:
+        """What may be said of its ranking; the same whether its agreement was tested in any case or not."""
+        # A single task that is alike may pass the test where the mean says nothing.
+        may_be_zero = self.mean.low <= 0  # never where the interval is not known
+        if self.p_agrees < TEST_LEVEL and not may_be_zero:
             return RankingAnswer.AGREES
-        if self.p_against < TEST_LEVEL and len(self.others) > 1:
+        is_reversed = self.mean.high < 0 and self.p_against < TEST_LEVEL
+        if is_reversed and len(self.others) > 1:
             return RankingAnswer.AGAINST
-        has_enough = self.units >= MIN_UNITS and len(self.others) >= MIN_OTHERS
+        has_enough = self.units >= MIN_UNITS and self.other_groups >= MIN_OTHERS
         if has_enough and self.shortfall.high < 0:
             return RankingAnswer.UNLIKE
         return RankingAnswer.UNKNOWN
@@ -240,8 +273,9 @@ class TaskAgreements:
         self.seed = seed
         self.scores = matrix.oriented()
         units = ResamplingUnits("families", families)
+        self.drawn_unit = units.drawn_unit(matrix.models)
         self.family = code_families(matrix.models, families)
-        if units.drawn_unit(matrix.models) == "models":
+        if len(np.unique(self.family)) == 1:  # all are as near to each other
             self.family = np.arange(len(matrix.models))
         sampling = Sampling(units=units, resamples=RESAMPLES, seed=seed)
         draws = sampling.draw_models(matrix.models)
@@ -258,14 +292,15 @@ class TaskAgreements:
         decide something.
         """
         column = self.matrix.tasks.index(task)
-        others = self._list_others(column)
+        other_columns = self._list_others(column)
         units = len(np.unique(self.family[np.isfinite(self.scores[:, column])]))
         unknown = Interval(math.nan, math.nan, math.nan, self.level)
-        names = tuple(self.matrix.tasks[other] for other in others)
-        if not others:
+        names = tuple(self.matrix.tasks[position] for position in other_columns)
+        if not other_columns:
             return TaskAgreement(
                 others=(),
                 taus=(),
+                lowest_taus=(),
                 mean=unknown,
                 among_others=math.nan,
                 expected=math.nan,
@@ -274,127 +309,172 @@ class TaskAgreements:
                 p_agrees=1.0,
                 p_against=1.0,
                 units=units,
+                other_groups=0,
+                drawn_unit=self.drawn_unit,
             )
-        mean = float(nan_mean(self.taus[column, others]))
-        drawn_mean = nan_mean(self.drawn_taus[:, column, others])
-        among = float(self._mean_among(self.taus[None], others)[0])
-        factor = self._relative_noise(column, others, models_differ)
+        shares = self._shares_in_groups(other_columns)
+        mean = float(_weighted_mean(self.taus[column, other_columns], shares))
+        drawn_mean = _weighted_mean(self.drawn_taus[:, column, other_columns], shares)
+        among = float(self._mean_among(self.taus[None], other_columns)[0])
+        factor = self._relative_noise(column, other_columns, models_differ)
         expected = float(attenuate(among, factor)) if math.isfinite(factor) else math.nan
-        drawn_expected = attenuate(self._mean_among(self.drawn_taus, others), factor)
+        drawn_expected = attenuate(self._mean_among(self.drawn_taus, other_columns), factor)
         shortfall = percentile_interval(
             mean - expected, drawn_mean - drawn_expected, level=self.level
         )
         interval = percentile_interval(mean, drawn_mean, level=self.level)
+        if units < ENOUGH_MODELS:  # drawing so few again says nothing of others
+            interval = Interval(mean, math.nan, math.nan, self.level)
+        is_narrow = self._is_narrow(column, other_columns)
         p_agrees = p_against = math.nan
-        if must_test or shortfall.high < 0 or interval.high < 0:
-            p_agrees, p_against = self._test_by_permutation(column, others)
+        if must_test or is_narrow or shortfall.high < 0 or interval.high < 0:
+            p_agrees, p_against = self._test_by_permutation(column, other_columns)
+        taus = tuple(self.taus[column, other_columns].tolist())
+        lowest_taus = np.full(len(other_columns), np.nan)
+        if units >= ENOUGH_MODELS:
+            tail = (1 - self.level) / 2
+            lowest_taus = np.nanquantile(self.drawn_taus[:, column, other_columns], tail, axis=0)
         return TaskAgreement(
             others=names,
-            taus=tuple(self.taus[column, others].tolist()),
+            taus=taus,
+            lowest_taus=tuple(lowest_taus.tolist()),
             mean=interval,
             among_others=among,
             expected=expected,
             shortfall=shortfall,
-            is_narrow=self._is_narrow(column, others),
+            is_narrow=is_narrow,
             p_agrees=p_agrees,
             p_against=p_against,
             units=units,
+            other_groups=round(float(shares.sum())),
+            drawn_unit=self.drawn_unit,
         )
 
     def _list_others(self, column: int) -> list[int]:
         """Return the tasks to compare with: those of other benchmarks where there are two, else all others."""
         is_scored = np.isfinite(self.scores)
         shared_models = (is_scored & is_scored[:, [column]]).sum(axis=0)
-        others = [
-            other
-            for other in range(len(self.matrix.tasks))
-            if other != column and shared_models[other] >= MIN_MODELS
-        ]
+        other_columns = []
+        for position in range(len(self.matrix.tasks)):
+            if position != column and shared_models[position] >= MIN_MODELS:
+                other_columns.append(position)
         group = self.groups.get(self.matrix.tasks[column])
         of_others = [
-            other for other in others if self.groups.get(self.matrix.tasks[other]) != group
+            position
+            for position in other_columns
+            if self.groups.get(self.matrix.tasks[position]) != group
         ]
-        return of_others if len(of_others) > 1 else others
+        return of_others if len(of_others) > 1 else other_columns
 
-    def _mean_among(self, taus: Floats, others: Sequence[int]) -> Floats:
-        """Return the mean τ over pairs of other tasks, from (resamples, tasks, tasks)."""
-        rows, columns = np.triu_indices(len(others), 1)
-        positions = np.asarray(others)
-        return nan_mean(taus[:, positions[rows], positions[columns]])
+    def _shares_in_groups(self, columns: Sequence[int]) -> Floats:
+        """Return the weight of each of these tasks where all tasks of one benchmark together count as one."""
+        groups = [self.groups.get(self.matrix.tasks[column]) for column in columns]
+        sizes = Counter(groups)
+        return np.array([1.0 / sizes[group] for group in groups])
 
-    def _relative_noise(self, column: int, others: Sequence[int], models_differ: bool) -> float:
+    def _mean_among(self, taus: Floats, other_columns: Sequence[int]) -> Floats:
+        """Return the mean τ over pairs of other benchmarks, from (resamples, tasks, tasks).
+
+        Subsets of one benchmark agree with each other more than benchmarks do, so their pairs do not count.
+        """
+        rows, columns = np.triu_indices(len(other_columns), 1)
+        positions = np.asarray(other_columns)
+        shares = self._shares_in_groups(other_columns)
+        groups = np.array([str(self.groups.get(self.matrix.tasks[column])) for column in positions])
+        weights = shares[rows] * shares[columns] * (groups[rows] != groups[columns])
+        return _weighted_mean(taus[:, positions[rows], positions[columns]], weights)
+
+    def _relative_noise(
+        self, column: int, other_columns: Sequence[int], models_differ: bool
+    ) -> float:
         """Return by what factor the noise of this test lowers a correlation that the others have among themselves."""
-        known = self.reliability[list(others)]
-        known = np.clip(known[np.isfinite(known)], 0.0, 1.0)
-        if not len(known):
+        known_reliability = self.reliability[list(other_columns)]
+        known_reliability = np.clip(known_reliability[np.isfinite(known_reliability)], 0.0, 1.0)
+        if not len(known_reliability):
             return math.nan
-        reliability_of_others = float(np.median(known))
-        own = float(self.reliability[column])
+        reliability_of_others = float(np.median(known_reliability))
+        own_reliability = float(self.reliability[column])
         if not models_differ:
-            own = self._expected_reliability(column, others)
-        if not math.isfinite(own) or reliability_of_others < LEAST_RELIABILITY:
+            own_reliability = self._expected_reliability(column, other_columns)
+        if not math.isfinite(own_reliability) or reliability_of_others < LEAST_RELIABILITY:
             return math.nan
-        return math.sqrt(min(1.0, max(own, 0.0) / reliability_of_others))
+        return math.sqrt(min(1.0, max(own_reliability, 0.0) / reliability_of_others))
 
-    def _expected_reliability(self, column: int, others: Sequence[int]) -> float:
+    def _expected_reliability(self, column: int, other_columns: Sequence[int]) -> float:
         """Return the reliability of this test if models differed on it as on the others; NaN where scales differ."""
-        true_variance = self._variance_on_others(column, others)
+        true_variance = self._variance_on_others(column, other_columns)
         noise = float(self.noise[column])
         if not math.isfinite(noise) or not true_variance > 0:
             return math.nan
         return true_variance / (true_variance + noise)
 
-    def _is_narrow(self, column: int, others: Sequence[int]) -> bool:
+    def _is_narrow(self, column: int, other_columns: Sequence[int]) -> bool:
         """Whether models surely differ less than half as much on this task as on the others."""
         largest = bound_spread(self.scores[:, column], self.matrix.stderr[:, column], self.family)
-        return largest < NARROW_SHARE * math.sqrt(self._variance_on_others(column, others))
+        return largest < NARROW_SHARE * math.sqrt(self._variance_on_others(column, other_columns))
 
-    def _variance_on_others(self, column: int, others: Sequence[int]) -> float:
+    def _variance_on_others(self, column: int, other_columns: Sequence[int]) -> float:
         """Return the median variance of true scores on the other tasks; NaN where scales differ or errors lack."""
-        scales = {self.matrix.metrics[position].scale for position in (column, *others)}
+        scales = {
+            self.matrix.metrics[task_position].scale for task_position in (column, *other_columns)
+        }
         if len(scales) > 1:
             return math.nan
         with np.errstate(invalid="ignore"):
-            spread = np.nanvar(self.matrix.values[:, list(others)], axis=0, ddof=1)
-        return float(np.median(np.maximum(spread - self.noise[list(others)], 0.0)))
+            spread = np.nanvar(self.matrix.values[:, list(other_columns)], axis=0, ddof=1)
+        return float(np.median(np.maximum(spread - self.noise[list(other_columns)], 0.0)))
 
-    def _test_by_permutation(self, column: int, others: Sequence[int]) -> tuple[float, float]:
+    def _test_by_permutation(
+        self, column: int, other_columns: Sequence[int]
+    ) -> tuple[float, float]:
         """Return P of such agreement, and of such disagreement, of a shuffled ranking."""
         is_scored = np.isfinite(self.scores[:, column])
         scores = self.scores[is_scored, column]
-        other_scores = self.scores[is_scored][:, list(others)]
+        other_scores = self.scores[is_scored][:, list(other_columns)]
         _, family = np.unique(self.family[is_scored], return_inverse=True)
         rng = np.random.default_rng([self.seed, column])
         count = max(100, min(PERMUTATIONS, MAX_COMPARISONS // len(scores) ** 2))
         shuffled = permute_in_families(scores, family, count, rng)
-        common = _mean_standardised(other_scores)
+        common = _mean_standardised(other_scores, self._shares_in_groups(other_columns))
         is_known = np.isfinite(common)
         by_chance = kendall_by_row(shuffled[:, is_known], common[is_known])
         observed = float(kendall_by_row(scores[is_known], common[is_known]))
-        nearest = [kendall_by_row(shuffled, other_scores[:, k]) for k in range(len(others))]
-        highest = float(np.nanmax(self.taus[column, list(others)], initial=-1.0))
-        with_nearest = _share_reaching(highest, np.nanmax(np.stack(nearest), axis=0))
+        with_others = kendall_between(shuffled, other_scores.T)
+        highest = float(np.nanmax(self.taus[column, list(other_columns)], initial=-1.0))
+        nearest = np.nanmax(np.where(np.isfinite(with_others), with_others, -1.0), axis=1)
+        with_nearest = _share_reaching(highest, nearest)
         with_mean = _share_reaching(observed, by_chance)
         p_agrees = min(1.0, 2 * min(with_mean, with_nearest))
-        return p_agrees, _share_reaching(-observed, -by_chance)
+        against_mean = _share_reaching(-observed, -by_chance)
+        return p_agrees, min(1.0, 2 * against_mean)  # nobody named the direction beforehand
 
 
-def permute_in_families(scores: Floats, family: Codes, count: int, rng: Generator) -> Floats:
+def permute_in_families(scores: Floats, family: Codes, permutations: int, rng: Generator) -> Floats:
     """Shuffle scores so often: the means of families among families, the deviations from them within each family."""
     means = average_families(scores, family)
-    deviations = np.tile(scores - means[family], (count, 1))
-    for number in np.flatnonzero(np.bincount(family) > 1):
-        members = np.flatnonzero(family == number)
+    deviations = np.tile(scores - means[family], (permutations, 1))
+    for family_number in np.flatnonzero(np.bincount(family) > 1):
+        members = np.flatnonzero(family == family_number)
         deviations[:, members] = rng.permuted(deviations[:, members], axis=1)
-    shuffled_means = rng.permuted(np.tile(means, (count, 1)), axis=1)
+    shuffled_means = rng.permuted(np.tile(means, (permutations, 1)), axis=1)
     return np.asarray(shuffled_means[:, family] + deviations)
 
 
-def _mean_standardised(scores: Floats) -> Floats:
-    """Return the mean over tasks of standardised scores (models, tasks); NaN for a model that has none."""
+def _mean_standardised(scores: Floats, weights: Floats) -> Floats:
+    """Return the weighted mean over tasks of standardised scores (models, tasks); NaN for a model that has none."""
     spread = np.nanstd(scores, axis=0)
     divisor = np.where(spread > 0, spread, 1.0)
-    return nan_mean((scores - np.nanmean(scores, axis=0)) / divisor)
+    return _weighted_mean((scores - np.nanmean(scores, axis=0)) / divisor, weights)
+
+
+def _weighted_mean(values: Floats, weights: Floats) -> Floats:
+    """Return the weighted mean over the last axis of the values that are known; NaN where none has weight."""
+    known_weights = np.where(np.isfinite(values), weights, 0.0)
+    total = known_weights.sum(axis=-1)
+    weighted_sum = (np.where(np.isfinite(values), values, 0.0) * known_weights).sum(axis=-1)
+    return np.asarray(
+        np.divide(weighted_sum, total, out=np.full(np.shape(total), np.nan), where=total > 0)
+    )
 
 
 def _share_reaching(observed: float, by_chance: Floats) -> float:
