@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,13 @@ FOLDERS = {
     "inter_mc": "intermediate/mmluaux/evals",
     "inter_math": "intermediate/gsm8kaux/evals",
 }
+WEIGHTS = {  # the paths of the weights in the authors' files
+    "base": "/fast/models/{model}/snapshots/model/",
+    "tuned_mc_3ep": "/fast/ttt/models/e3//mmluaux/{model}/",
+    "tuned_math_3ep": "/fast/ttt/models/e3//gsm8kaux/{model}/",
+    "inter_mc": "/fast/save_and_eval/mmluaux/models/{model}//{step}",
+    "inter_math": "/fast/save_and_eval/gsm8kaux/models/{model}//{step}",
+}
 SUBJECTS = 57
 GROUPS = ("humanities", "other", "social_sciences", "stem")
 
@@ -27,6 +35,7 @@ def write_clone(table: Path, clone: Path) -> Path:
     """Write ``notebooks/evaluations`` of a clone from the published table; return the clone."""
     evaluations = clone / "notebooks" / "evaluations"
     files: dict[Path, dict[str, dict[str, float]]] = {}
+    weights: dict[Path, str] = {}
     for row in csv.DictReader(table.read_text("utf-8").splitlines()):
         folder = evaluations / FOLDERS[row["stage"]]
         task = row["benchmark"]
@@ -37,15 +46,18 @@ def write_clone(table: Path, clone: Path) -> Path:
         scores = files.setdefault(path, {}).setdefault(task, {})
         name, _, filter_name = row["metric"].partition("|")
         scores[f"{name},{filter_name or 'none'}"] = float(row["value"])
+        weights[path] = WEIGHTS[row["stage"]].format(model=row["model"], step=path.parent.name)
     for path, scores_by_task in files.items():
         ((task, scores),) = scores_by_task.items()
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(make_result_file(task, scores)))
+        path.write_text(json.dumps(make_result_file(task, scores, weights[path])))
     (clone / "README.md").write_text("# Training on the test task\n")
     return clone
 
 
-def make_result_file(task: str, scores: dict[str, float]) -> dict[str, Any]:
+def make_result_file(
+    task: str, scores: Mapping[str, Any], weights: str = "/fast/models/new-1e//model/"
+) -> dict[str, Any]:
     """Return what lm-eval writes; MMLU with its 57 subjects and five groups, spread about the published mean."""
     results: dict[str, Any] = {task: {**scores, "alias": task}}
     groups: dict[str, Any] = {}
@@ -58,5 +70,5 @@ def make_result_file(task: str, scores: dict[str, float]) -> dict[str, Any]:
             results[f"{task}_subject_{number}"] = {
                 key: value + shift for key, value in scores.items()
             }
-    model_args = "pretrained=/fast/models/new-1e//model/,trust_remote_code=True"
+    model_args = f"pretrained={weights},trust_remote_code=True"
     return {"results": results, "groups": groups, "config": {"model_args": model_args}}

@@ -16,10 +16,12 @@ def test_after_the_same_training_base_models_foretell_their_instruct_versions_be
     scores = read_scores(shared_data / "published" / "train_before_test_scores.csv")
     pairs = pair_models(scores["direct"].models, models())
     assert len(pairs) == 24
-    found = measure_consistency(scores, pairs, reference="same", draws=20)
+    consistency = measure_consistency(scores, pairs, reference="same", draws=20)
     mean = {
-        method: float(np.mean([link.tau.value for link in found.links if link.method == method]))
-        for method in found.methods
+        method: float(
+            np.mean([link.tau.value for link in consistency.links if link.method == method])
+        )
+        for method in consistency.methods
     }
     assert mean["direct"] == pytest.approx(0.615, abs=0.005)
     assert mean["train_before_test"] == pytest.approx(0.802, abs=0.005)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from potentia.errors import InputError
 from potentia.papers.train_before_test.reproduction import reproduce_train_before_test
 from score_files import read_scores
 
@@ -66,75 +69,75 @@ def reproduction(scores):
 
 
 @pytest.fixture(scope="module")
-def found(reproduction):
+def findings(reproduction):
     return reproduction.findings
 
 
-def test_mean_agreement_and_improved_pairs(found):
-    change = found["change"]
+def test_mean_agreement_and_improved_pairs(findings):
+    change = findings["change"]
     assert (round(change.mean_before, 2), round(change.mean_after, 2)) == (0.52, 0.76)
     assert (change.pairs_improved, change.pairs) == (274, 276)
 
 
 @pytest.mark.parametrize("task", TABLE_5)
-def test_table_5(found, task):
+def test_table_5(findings, task):
     for protocol, expected in zip(SIDES, TABLE_5[task], strict=True):
-        finding = found[f"agreement {protocol}"]
+        finding = findings[f"agreement {protocol}"]
         assert round(finding.per_task[finding.tasks.index(task)].value, 2) == expected
 
 
 @pytest.mark.parametrize("size", TABLE_6)
-def test_table_6(found, size):
-    grouped = found["by size"]
+def test_table_6(findings, size):
+    grouped = findings["by size"]
     means = grouped.means[grouped.groups.index(size)]
     assert tuple(round(m.value, 2) for m in means) == TABLE_6[size]
 
 
-def test_table_6_has_the_same_bins(found):
-    assert found["by size"].groups == tuple(TABLE_6)
+def test_table_6_has_the_same_bins(findings):
+    assert findings["by size"].groups == tuple(TABLE_6)
 
 
 @pytest.mark.parametrize("family", TABLE_8)
-def test_table_8(found, family):
+def test_table_8(findings, family):
     for protocol, expected in zip(SIDES, TABLE_8[family], strict=True):
-        explained = found[f"components {protocol}{family}"].explained
+        explained = findings[f"components {protocol}{family}"].explained
         assert tuple(round(100 * i.value) for i in explained[:5]) == expected
 
 
-def test_figure_3_within_categories(found):
+def test_figure_3_within_categories(findings):
     for category, expected in {"LU": (0.54, 0.75), "Math": (0.55, 0.84)}.items():
         for protocol, value in zip(SIDES, expected, strict=True):
-            finding = found[f"agreement {protocol}"]
+            finding = findings[f"agreement {protocol}"]
             k = finding.categories.index(category)
             assert round(float(finding.by_category[k, k]), 2) == value
 
 
-def test_figure_3_improves_in_all_instances(found):
-    before, after = (found[f"agreement {p}"].by_category for p in SIDES)
+def test_figure_3_improves_in_all_instances(findings):
+    before, after = (findings[f"agreement {p}"].by_category for p in SIDES)
     assert before.shape == (6, 6)
     assert (after > before).all()
 
 
-def test_perplexity(found):
-    both = [found[f"perplexity {p}"] for p in SIDES]
+def test_perplexity(findings):
+    both = [findings[f"perplexity {p}"] for p in SIDES]
     assert [round(f.corpora_mean.value, 2) for f in both] == [0.76, 0.78]
     assert [round(f.mean.value, 2) for f in both] == [0.48, 0.74]
     assert [round(f.averages.value, 2) for f in both] == [0.55, 0.84]
     assert [f.models for f in both] == [53, 53]
 
 
-def test_perplexity_before_tuning_against_tasks_after(found):
-    assert round(found["perplexity base"].mean.value, 2) == 0.78
-    assert round(found["perplexity instruct"].mean.value, 2) == 0.51
+def test_perplexity_before_tuning_against_tasks_after(findings):
+    assert round(findings["perplexity base"].mean.value, 2) == 0.78
+    assert round(findings["perplexity instruct"].mean.value, 2) == 0.51
 
 
-def test_first_five_components(found):
-    sums = [sum(i.value for i in found[f"components {p}"].explained[:5]) for p in SIDES]
+def test_first_five_components(findings):
+    sums = [sum(i.value for i in findings[f"components {p}"].explained[:5]) for p in SIDES]
     assert [round(s, 2) for s in sums] == [0.91, 0.97]
 
 
-def test_large_test_sets(found):
-    grouped = found["large tests"]
+def test_large_test_sets(findings):
+    grouped = findings["large tests"]
     direct, tuned = (m.value for m in grouped.means[0])
     assert grouped.tasks[0] == 10
     assert round(tuned, 2) == 0.80
@@ -142,17 +145,24 @@ def test_large_test_sets(found):
     assert direct == pytest.approx(0.51, abs=0.0055)
 
 
-def test_tau_b_is_the_papers_definition_and_not_its_number(found, reproduction):
+def test_tau_b_is_the_papers_definition_and_not_its_number(findings, reproduction):
     # The paper prints 0.58 and 0.77; its definition on its published scores gives these.
-    means = [found[f"tau-b {p}"].mean for p in SIDES]
+    means = [findings[f"tau-b {p}"].mean for p in SIDES]
     assert [round(m, 2) for m in means] == [0.57, 0.80]
-    printed = [(c.paper, round(c.ours, 2)) for c in reproduction.checks if "τ-b" in c.where]
+    printed = [(c.paper, round(c.ours, 2)) for c in reproduction.checks if "mean τ-b" in c.what]
     assert printed == [(0.58, 0.57), (0.77, 0.80)]
+
+
+def test_one_variant_of_tau_b_gives_both_printed_numbers(reproduction):
+    """Models tie whose 95 % intervals overlap, and the mean counts the diagonal: 24 times 1 of 576 entries."""
+    notes = [check.note for check in reproduction.checks if "mean τ-b" in check.what]
+    assert ["0.582" in notes[0], "0.771" in notes[1]] == [True, True]
+    assert all("which is not said" in note for note in notes)
 
 
 def test_table_4_compute_and_table_3(reproduction):
     checks = [c for c in reproduction.checks if c.where.startswith("Table 4")]
-    assert len(checks) == 23
+    assert len(checks) == 37
     assert all(c.same for c in checks)
     assert all(
         c.same
@@ -171,8 +181,30 @@ def test_exactly_three_numbers_differ_and_each_says_its_definition(reproduction)
     assert sum(c.same is True for c in reproduction.checks) > 160
 
 
-def test_pc1_follows_compute(found):
-    assert found["compute"].tau.value > 0.8
+def test_every_claim_that_all_improve_is_counted(reproduction):
+    counts = {c.what: (c.ours, c.same) for c in reproduction.checks if "improve" in c.what}
+    assert counts["sizes that improve, of 6"] == (6, True)
+    cells = [
+        c for c in reproduction.checks if c.what.startswith("pairs of categories that improve")
+    ]
+    assert [(c.where[:9], c.ours, c.paper) for c in cells] == [
+        ("Figure 3:", 21, 21),
+        ("Figure 13", 21, 21),
+    ]
+
+
+def test_results_of_models_that_tuning_does_not_improve(reproduction):
+    """Appendix A.2: rare, and mostly of small models; no tuned score lies below the one before tuning."""
+    (check,) = [c for c in reproduction.checks if c.where.startswith("Appendix A.2")]
+    assert (check.ours, check.same) == (48, None)
+    assert (
+        check.note
+        == "27 of them of models below 500M parameters; tuned scores below the direct one: 0"
+    )
+
+
+def test_pc1_follows_compute(findings):
+    assert findings["compute"].tau.value > 0.8
 
 
 def test_the_published_benchmarks_are_sound(scores):
@@ -185,13 +217,13 @@ def test_the_published_benchmarks_are_sound(scores):
     assert {f.reason for f in screening.flags} <= {"ceiling"}
 
 
-def test_figures_12_and_13_tau_b_by_task_and_by_category(found):
+def test_figures_12_and_13_tau_b_by_task_and_by_category(findings):
     """Figure 13: tuning improves agreement within and between categories in all instances, with ties too."""
-    direct, tuned = (found[f"tau-b {side}"] for side in SIDES)
+    direct, tuned = (findings[f"tau-b {side}"] for side in SIDES)
     assert direct.categories == tuned.categories
     assert len(direct.categories) == 6
     assert (tuned.by_category > direct.by_category)[np.isfinite(direct.by_category)].all()
-    change = found["tau-b change"]
+    change = findings["tau-b change"]
     assert change.mean_before == pytest.approx(direct.mean)
     assert all(i.value > 0 for i in change.per_task_difference)
 
@@ -228,3 +260,22 @@ def test_fewer_benchmarks_suffice_after_tuning(scores):
     assert enough[1] <= 5
     assert enough[0] >= 2 * enough[1]
     assert tuned[0] > direct[0] + 0.1
+
+
+def test_scores_without_standard_errors_give_all_that_needs_none(scores):
+    without_errors = {
+        protocol: replace(matrix, stderr=np.full_like(matrix.values, np.nan))
+        for protocol, matrix in scores.items()
+    }
+    paper = reproduce_train_before_test(without_errors, resamples=20)
+    agreeing = [line for line in paper.lines() if line.agrees]
+    assert len(agreeing) == 185
+    assert not any("figure 12" in line.place and line.agrees is not None for line in paper.lines())
+
+
+def test_one_model_has_no_ranking(scores):
+    one_model = {
+        protocol: matrix.select(models=matrix.models[:1]) for protocol, matrix in scores.items()
+    }
+    with pytest.raises(InputError, match="fewer than two models have scores before fine-tuning"):
+        reproduce_train_before_test(one_model)

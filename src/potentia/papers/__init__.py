@@ -4,8 +4,9 @@ They are added to the tool as an extension from outside is. ``ENTRY_POINTS`` is 
 points of the group ``potentia`` (``potentia.extensions``). A package is loaded when one of its names is first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from potentia.later import import_later
 
 if TYPE_CHECKING:
     from potentia.papers.base_models.ablation import find_ablation
@@ -29,6 +30,7 @@ ENTRY_POINTS = {
     "section.test-task": "potentia.papers.task_training.extension:TEST_TASK_SECTION",
     "section.exposure": "potentia.papers.task_training.extension:EXPOSURE_SECTION",
     "section.stability": "potentia.papers.base_models.extension:STABILITY_SECTION",
+    "section.small-models": "potentia.papers.base_models.extension:SMALL_MODELS_SECTION",
     "section.consistency": "potentia.papers.base_models.extension:CONSISTENCY_SECTION",
     "section.ablation": "potentia.papers.base_models.extension:ABLATION_SECTION",
     "section.proxies": "potentia.papers.proxy_tasks.extension:PROXY_SECTION",
@@ -56,9 +58,4 @@ _MODULE_OF_NAME = {
     "reproduce_train_before_test": "train_before_test.reproduction",
 }
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULE_OF_NAME.get(name)
-    if module is None:
-        raise AttributeError(f"module 'potentia.papers' has no attribute {name!r}")
-    return getattr(import_module(f"potentia.papers.{module}"), name)
+__getattr__ = import_later(__name__, _MODULE_OF_NAME)

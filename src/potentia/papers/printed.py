@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from potentia.values.findings import Cell, Table
+from potentia.values.findings import Table, TableValue
 
 COMPARISON_COLUMNS = ("where", "number", "ours", "paper", "agrees", "remark")
 AGREEMENT_WORDS = {True: "yes", False: "NO", None: "–"}
@@ -21,40 +21,46 @@ AGREEMENT_WORDS = {True: "yes", False: "NO", None: "–"}
 @cache
 def read_printed_numbers(paper: str) -> dict[str, Any]:
     """Return the printed tables and numbers of a paper, by the name of its package."""
-    path = Path(__file__).parent / paper / "printed.json"
-    return dict(json.loads(path.read_text("utf-8")))
+    numbers_file = Path(__file__).parent / paper / "printed.json"
+    return dict(json.loads(numbers_file.read_text("utf-8")))
 
 
 @dataclass(frozen=True)
 class ReproducedNumber:
     """One number of a document: where it stands, ours, the printed one, whether they agree, and a remark."""
 
-    place: str  # "figure 3", "table 5", "section 4.2"
+    place: str  # "figure 3", "table 5", "section 4.2"; the names of the fields are those of --json
     what: str
     ours: float
     printed: str
     agrees: bool | None  # None: nothing is printed that could be compared
     remark: str = ""
 
-    def to_row(self) -> tuple[Cell, ...]:
+    def to_row(self) -> tuple[TableValue, ...]:
         """Return the cells of ``COMPARISON_COLUMNS``."""
         agreement = AGREEMENT_WORDS[self.agrees]
         return self.place, self.what, self.ours, self.printed, agreement, self.remark
 
 
 def compare_number(
-    place: str, what: str, ours: float, printed: str, *, remark: str = "", tail: str = ""
+    location: str,
+    quantity: str,
+    our_value: float,
+    printed: str,
+    *,
+    remark: str = "",
+    unit_text: str = "",
 ) -> ReproducedNumber:
-    """Compare a number with a printed one at its digits; ``tail`` is what is printed behind it."""
-    agrees = rounds_to(ours, printed)
-    return ReproducedNumber(place, what, ours, printed + tail, agrees, remark)
+    """Compare a number with a printed one at its digits; ``unit_text`` is what is printed behind it."""
+    agrees = rounds_to(our_value, printed)
+    return ReproducedNumber(location, quantity, our_value, printed + unit_text, agrees, remark)
 
 
 def compare_claim(
-    place: str, what: str, ours: float, claim: str, *, holds: bool, remark: str = ""
+    location: str, quantity: str, our_value: float, claim: str, *, holds: bool, remark: str = ""
 ) -> ReproducedNumber:
     """Compare a number with what the text says about it in words."""
-    return ReproducedNumber(place, what, ours, claim, holds, remark)
+    return ReproducedNumber(location, quantity, our_value, claim, bool(holds), remark)
 
 
 def rounds_to(value: float, printed: str) -> bool:

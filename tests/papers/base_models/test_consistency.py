@@ -26,11 +26,11 @@ SHUFFLED = GOOD[[3, 6, 1, 7, 0, 5, 2, 4]]
 
 
 def test_same_order_gives_one_and_the_reverse_minus_one():
-    found = measure_consistency(
+    consistency = measure_consistency(
         {"direct": matrix({"a": (GOOD, GOOD + 0.05), "z": (GOOD[::-1], GOOD)})}, PAIRS
     )
-    assert {k.task: k.tau.value for k in found.links} == {"a": 1.0, "z": -1.0}
-    assert {k.task: pytest.approx(k.gain) for k in found.links} == {"a": 0.05, "z": 0.0}
+    assert {k.task: k.tau.value for k in consistency.links} == {"a": 1.0, "z": -1.0}
+    assert {k.task: pytest.approx(k.gain) for k in consistency.links} == {"a": 0.05, "z": 0.0}
 
 
 def test_instruct_models_are_scored_by_their_common_prompt():
@@ -55,9 +55,9 @@ def test_instruct_models_are_scored_by_their_common_prompt():
 
 def test_improvement_is_the_difference_and_is_real_where_it_is_large():
     scores = {"direct": matrix({"t:instruct": (SHUFFLED, GOOD), "t:iclip": (GOOD, GOOD)})}
-    found = measure_consistency(scores, PAIRS, baseline="instruct")
-    (improvement,) = found.improvements
-    taus = {k.method: k.tau.value for k in found.links}
+    consistency = measure_consistency(scores, PAIRS, baseline="instruct")
+    (improvement,) = consistency.improvements
+    taus = {k.method: k.tau.value for k in consistency.links}
     assert improvement.difference.value == pytest.approx(taus["iclip"] - taus["instruct"])
     assert improvement.real
 

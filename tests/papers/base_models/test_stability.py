@@ -5,9 +5,14 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
 from potentia.analysis.checkpoints import Checkpoint
-from potentia.analysis.stats.bootstrap import add_score_noise, kendall_by_row, noise_interval
+from potentia.analysis.stats.bootstrap import (
+    add_score_noise,
+    kendall_between,
+    kendall_by_row,
+    noise_interval,
+)
 from potentia.errors import InputError
-from potentia.papers.base_models.stability import measure_stability, resolvable_gap
+from potentia.papers.base_models.stability import measure_resolvable_gap, measure_stability
 from potentia.values.scores import ScoreMatrix
 
 STEPS = (1000.0, 2000.0, 4000.0, 8000.0, 16000.0)
@@ -36,13 +41,23 @@ def test_tau_of_many_rows_is_tau_of_each():
     assert kendall_by_row(x, y) == pytest.approx([kendalltau(x, row).statistic for row in y])
 
 
+def test_tau_of_all_rows_with_all_others_is_tau_of_each_two():
+    rng = np.random.default_rng(4)
+    x, y = rng.integers(0, 4, (6, 7)).astype(float), rng.integers(0, 4, (5, 7)).astype(float)
+    x[1, 2] = y[0, 2:4] = np.nan
+    y[4] = 1.0  # a constant row has no tau
+    expected = [kendall_by_row(row, y) for row in x]
+    np.testing.assert_array_equal(kendall_between(x, y), expected)
+    assert np.isnan(expected).any(axis=0).tolist() == [False, False, False, False, True]
+
+
 def test_a_rising_curve_is_stable_and_a_falling_one_is_not():
     matrix, checkpoints = series(
         np.column_stack([[0.3, 0.4, 0.5, 0.6, 0.7], [0.7, 0.6, 0.5, 0.4, 0.3]]),
         tasks=("up", "down"),
     )
-    found = measure_stability({"direct": matrix}, checkpoints)
-    assert [(c.task, c.tau.value) for c in found.curves] == [("down", -1.0), ("up", 1.0)]
+    stability = measure_stability({"direct": matrix}, checkpoints)
+    assert [(c.task, c.tau.value) for c in stability.curves] == [("down", -1.0), ("up", 1.0)]
 
 
 def test_lower_is_better_is_turned_round():
@@ -81,15 +96,17 @@ def test_the_interval_covers_the_expected_tau_of_a_fresh_measurement():
 def test_a_difference_that_noise_explains_is_not_called_real():
     direct, checkpoints = series([0.30, 0.29, 0.33, 0.37], steps=STEPS[:4])
     other, _ = series([0.30, 0.33, 0.36, 0.42], tasks=("arc_easy:blank_ppl",), steps=STEPS[:4])
-    both = ScoreMatrix.build(
+    score_matrix = ScoreMatrix.build(
         direct.models,
         direct.tasks + other.tasks,
         np.hstack([direct.values, other.values]),
         stderr=np.hstack([direct.stderr, other.stderr]),
     )
-    (found,) = measure_stability({"direct": both}, checkpoints, baseline="direct").improvements
-    assert found.difference.value > 0.3
-    assert not found.real
+    (stability,) = measure_stability(
+        {"direct": score_matrix}, checkpoints, baseline="direct"
+    ).improvements
+    assert stability.difference.value > 0.3
+    assert not stability.real
 
 
 def test_the_smallest_gap_that_is_resolved():
@@ -97,15 +114,15 @@ def test_the_smallest_gap_that_is_resolved():
     rising = (
         0.1 * steps
     )  # two standard errors of a difference are about 0.14: one step is not enough, two are
-    assert resolvable_gap(steps, rising, np.full(5, 0.05)) == (2.0, 0.0)
-    assert resolvable_gap(steps, rising, np.full(5, 0.001)) == (1.0, 1.0)
-    assert resolvable_gap(steps, np.zeros(5), np.full(5, 0.05)) == (None, 0.0)
-    assert resolvable_gap(steps, rising, np.full(5, np.nan)) == (None, None)
+    assert measure_resolvable_gap(steps, rising, np.full(5, 0.05)) == (2.0, 0.0)
+    assert measure_resolvable_gap(steps, rising, np.full(5, 0.001)) == (1.0, 1.0)
+    assert measure_resolvable_gap(steps, np.zeros(5), np.full(5, 0.05)) == (None, 0.0)
+    assert measure_resolvable_gap(steps, rising, np.full(5, np.nan)) == (None, None)
 
 
 def test_a_falling_curve_resolves_nothing_however_precise():
     steps = np.arange(5.0)
-    assert resolvable_gap(steps, -steps, np.full(5, 1e-6))[0] is None
+    assert measure_resolvable_gap(steps, -steps, np.full(5, 1e-6))[0] is None
 
 
 def test_forms_and_protocols_are_methods_of_one_benchmark_and_improvements_are_paired():
@@ -115,16 +132,16 @@ def test_forms_and_protocols_are_methods_of_one_benchmark_and_improvements_are_p
         np.column_stack([noisy, rising]), tasks=("arc_easy", "arc_easy:blank_ppl")
     )
     tuned, _ = series(rising, protocol="train_before_test")
-    found = measure_stability(
+    stability = measure_stability(
         {"direct": direct, "train_before_test": tuned}, checkpoints, baseline="direct"
     )
-    assert found.methods == ("direct", "blank_ppl", "train_before_test")
-    assert {(i.method, i.baseline) for i in found.improvements} == {
+    assert stability.methods == ("direct", "blank_ppl", "train_before_test")
+    assert {(i.method, i.baseline) for i in stability.improvements} == {
         ("blank_ppl", "direct"),
         ("train_before_test", "direct"),
     }
-    taus = {c.method: c.tau.value for c in found.curves}
-    for i in found.improvements:
+    taus = {c.method: c.tau.value for c in stability.curves}
+    for i in stability.improvements:
         assert i.difference.value == pytest.approx(taus[i.method] - taus["direct"])
         assert i.difference.low <= i.difference.value <= i.difference.high
 
@@ -139,8 +156,8 @@ def test_missing_checkpoints_are_left_out_not_zero():
 def test_series_are_kept_apart():
     matrix, checkpoints = series([0.3, 0.4, 0.5, 0.2, 0.1])
     mixed = {m: Checkpoint("a" if c.step < 5000 else "b", c.step) for m, c in checkpoints.items()}
-    found = measure_stability({"direct": matrix}, mixed)
-    assert [(c.series, c.tau.value) for c in found.curves] == [
+    stability = measure_stability({"direct": matrix}, mixed)
+    assert [(c.series, c.tau.value) for c in stability.curves] == [
         ("a", 1.0)
     ]  # b has two checkpoints only
 
@@ -157,10 +174,10 @@ def test_finding_speaks_in_tables_charts_and_json():
     import json
 
     matrix, checkpoints = series([0.3, 0.4, 0.5, 0.6, 0.7], stderr=None)
-    found = measure_stability({"direct": matrix}, checkpoints)
-    assert all(len(row) == len(t.columns) for t in found.tables() for row in t.rows)
-    assert json.loads(json.dumps(found.to_dict()))["curves"][0]["tau"]["low"] is None
-    assert {type(c).__name__ for c in found.charts()} == {"Plot", "Heatmap"}
+    stability = measure_stability({"direct": matrix}, checkpoints)
+    assert all(len(row) == len(t.columns) for t in stability.tables() for row in t.rows)
+    assert json.loads(json.dumps(stability.to_dict()))["curves"][0]["tau"]["low"] is None
+    assert {type(c).__name__ for c in stability.charts()} == {"Plot", "Heatmap"}
     far = measure_stability(
         {"direct": matrix}, {m: Checkpoint("org/run", c.step) for m, c in checkpoints.items()}
     )

@@ -7,7 +7,9 @@ from scipy.stats import kendalltau
 
 from potentia.errors import InputError
 from potentia.evidence import Evidence
+from potentia.facts import Benchmark
 from potentia.papers import ProxyOptions, find_proxies
+from potentia.papers.proxy_tasks.capabilities import find_capability
 from potentia.papers.proxy_tasks.proxies import (
     PAPER_CONFIGURATIONS,
     Robustness,
@@ -19,10 +21,10 @@ from potentia.papers.proxy_tasks.proxies import (
     variance_ratio,
 )
 from potentia.papers.proxy_tasks.validation import (
-    _halves,
+    _draw_halves,
     by_perplexity,
+    count_reversed_pairs,
     make_forecast,
-    reversed_pairs,
     validate,
 )
 from potentia.values.scores import ScoreMatrix
@@ -50,14 +52,14 @@ CANDIDATES = ["near1", "near2", "near3", "far1", "far2"]
 
 
 def test_relevant_tasks_are_chosen_and_weights_add_up_to_one():
-    found = choose_proxies(world(), "target", CANDIDATES)
-    assert set(found.weights) == {"near1", "near2", "near3"}
-    assert sum(found.weights.values()) == pytest.approx(1.0)
-    kept = [p for p in found.proxies if not p.dropped]
+    proxies = choose_proxies(world(), "target", CANDIDATES)
+    assert set(proxies.weights) == {"near1", "near2", "near3"}
+    assert sum(proxies.weights.values()) == pytest.approx(1.0)
+    kept = [p for p in proxies.proxies if not p.dropped]
     assert [p.weight for p in kept] == pytest.approx(
         [p.score / sum(q.score for q in kept) for p in kept]
     )
-    assert all("relevance" in p.dropped for p in found.proxies if p.task.startswith("far"))
+    assert all("relevance" in p.dropped for p in proxies.proxies if p.task.startswith("far"))
 
 
 def test_score_is_relevance_times_transformed_robustness_and_thresholds_drop():
@@ -68,15 +70,15 @@ def test_score_is_relevance_times_transformed_robustness_and_thresholds_drop():
             variance_ratio([1, 2], [3, 3], task="near3"),
         )
     )
-    found = choose_proxies(world(), "target", CANDIDATES, robust=robust, transform=sigmoid(0.1))
-    by_task = {p.task: p for p in found.proxies}
+    proxies = choose_proxies(world(), "target", CANDIDATES, robust=robust, transform=sigmoid(0.1))
+    by_task = {p.task: p for p in proxies.proxies}
     ratio = by_task["near1"].robustness.ratio.value
     assert by_task["near1"].score == pytest.approx(
         by_task["near1"].relevance / (1 + np.exp(-0.1 * ratio))
     )
     assert by_task["near2"].dropped == "robustness below 1"
     assert "score the same" in by_task["near3"].dropped
-    assert found.weights == {"near1": 1.0}
+    assert proxies.weights == {"near1": 1.0}
 
 
 def test_transformations_are_monotone():
@@ -91,15 +93,15 @@ def test_too_few_tasks_for_normalising_models_are_pointed_out():
         "pushes every correlation down"
         in choose_proxies(world(), "target", CANDIDATES).tables()[0].note
     )
-    by_task = choose_proxies(world(), "target", ["near1", "far1"], how="feature")
+    by_task = choose_proxies(world(), "target", ["near1", "far1"], normalisation="feature")
     assert "pushes" not in by_task.tables()[0].note
     assert by_task.proxies[0].task == "near1"
 
 
 def test_top_keeps_the_best_only():
-    found = choose_proxies(world(), "target", CANDIDATES, top=2)
-    assert len(found.weights) == 2
-    assert any(p.dropped == "not among the top 2" for p in found.proxies)
+    proxies = choose_proxies(world(), "target", CANDIDATES, top_count=2)
+    assert len(proxies.weights) == 2
+    assert any(p.dropped == "not among the top 2" for p in proxies.proxies)
 
 
 def test_prediction_is_the_weighted_mean_and_missing_stays_missing():
@@ -117,20 +119,20 @@ def test_prediction_is_the_weighted_mean_and_missing_stays_missing():
 
 def test_reversed_pairs_are_counted_and_ties_are_not():
     truth = np.array([1.0, 2.0, 3.0, 4.0, np.nan])
-    assert reversed_pairs(np.array([1.0, 3.0, 2.0, 2.0, 9.0]), truth) == (2, 6)
-    assert reversed_pairs(truth, truth) == (0, 6)
-    assert reversed_pairs(-truth, truth) == (6, 6)
+    assert count_reversed_pairs(np.array([1.0, 3.0, 2.0, 2.0, 9.0]), truth) == (2, 6)
+    assert count_reversed_pairs(truth, truth) == (0, 6)
+    assert count_reversed_pairs(-truth, truth) == (6, 6)
 
 
 def test_forecast_counts_reversals_for_proxies_and_perplexity():
     scores = world()
     truth = dict(zip(scores.models, scores.oriented()[:, 0], strict=True))
     weights = choose_proxies(scores, "target", CANDIDATES).weights
-    found = make_forecast(weights, scores, "target", truth=truth, corpora=["corpus"])
-    assert found.reversed_by_proxy < found.reversed_by_perplexity
+    forecast = make_forecast(weights, scores, "target", truth=truth, corpora=["corpus"])
+    assert forecast.reversed_by_proxy < forecast.reversed_by_perplexity
     blind = make_forecast(weights, scores, "target")
     assert blind.reversed_by_proxy is None
-    assert blind.charts() == ()
+    assert blind.charts() == []
     assert json.dumps(blind.to_dict())
     assert by_perplexity(scores, ["corpus"]) == pytest.approx(-scores.values[:, -1])
 
@@ -157,15 +159,15 @@ def test_validation_never_predicts_models_that_chose_the_proxies():
     scores = ScoreMatrix.build(
         [str(i) for i in range(24)], ["t", *(f"c{j}" for j in range(40))], rng.normal(size=(24, 41))
     )
-    found = validate(scores, "t", splits=100, top=3)
-    assert abs(found.trials[0].tau.value) < 0.12
-    assert "No perplexity" in found.verdict
+    result = validate(scores, "t", splits=100, top_count=3)
+    assert abs(result.trials[0].tau.value) < 0.12
+    assert "No perplexity" in result.verdict
 
 
-def test_halves_keep_families_together():
+def test_draw_halves_keep_families_together():
     labels = [*"aaabbbccdddeee"]
     for seed in range(20):
-        first, second = _halves(labels, np.random.default_rng(seed))
+        first, second = _draw_halves(labels, np.random.default_rng(seed))
         assert sorted(first + second) == list(range(len(labels)))
         assert not {labels[i] for i in first} & {labels[i] for i in second}
         assert abs(len(first) - len(second)) <= 4
@@ -184,16 +186,16 @@ def test_strategies_on_pairs_of_base_and_chat_models():
     values[:16, 0] = 0.0  # base models cannot do the target at all
     scores = ScoreMatrix.build(models, base.tasks, values, higher_is_better=base.higher_is_better)
     pairs = {f"base{i}": f"chat{i}" for i in range(16)}
-    found = validate(scores, "target", CANDIDATES, corpora=["corpus"], pairs=pairs, splits=30)
-    assert [t.name for t in found.trials] == [
+    result = validate(scores, "target", CANDIDATES, corpora=["corpus"], pairs=pairs, splits=30)
+    assert [t.name for t in result.trials] == [
         "proxies chosen and scored on base models",
         "proxies chosen and scored on chat models",
         "proxies chosen on chat, scored on base models",
         "perplexity of base models",
         "perplexity of chat models",
     ]
-    assert all(t.tau.value > 0.4 for t in found.trials[:3])
-    assert found.units == 16
+    assert all(t.tau.value > 0.4 for t in result.trials[:3])
+    assert result.units == 16
 
 
 def test_too_few_models_are_named():
@@ -226,9 +228,9 @@ def test_relevance_choice_and_forecast_join_base_and_chat_models(tmp_path):
     options = ProxyOptions(
         "tool_use", normalise="feature", on="base", pairs=pairs, top=1, min_relevance=0.5
     )
-    found = find_proxies(evidence, options)
-    assert found.proxies.models == 12
-    best = found.proxies.proxies[0]
+    proxies = find_proxies(evidence, options)
+    assert proxies.proxies.models == 12
+    best = proxies.proxies.proxies[0]
     base, chat = (
         matrix.select(models=list(pairs), tasks=["near"]),
         matrix.select(models=list(pairs.values())),
@@ -237,12 +239,12 @@ def test_relevance_choice_and_forecast_join_base_and_chat_models(tmp_path):
     assert best.relevance == pytest.approx(
         kendalltau(base.values[:, 0], chat.values[:, 0]).statistic
     )
-    assert found.sampling is not None
-    assert found.validation.unit == "pairs"
-    assert found.validation.trials[0].name == "proxies chosen and scored on base models"
-    assert found.validation.trials[0].tau.value > 0.7
+    assert proxies.sampling is not None
+    assert proxies.validation.unit == "pairs"
+    assert proxies.validation.trials[0].name == "proxies chosen and scored on base models"
+    assert proxies.validation.trials[0].tau.value > 0.7
     assert not any(
-        "chat" in t.name for t in found.validation.trials
+        "chat" in t.name for t in proxies.validation.trials
     )  # chat models have no candidates here
     with pytest.raises(InputError, match="lack a score on some candidate"):
         find_proxies(evidence, replace(options, on="chat"))
@@ -271,11 +273,11 @@ def test_robustness_goes_through_the_validation_end_to_end():
         normalise="feature",
         splits=20,
     )
-    found = find_proxies(Evidence.of(matrix), options)
-    assert found.robustness is not None
-    assert "near3" not in found.proxies.weights
-    assert found.validation.chosen["near3"] == 0.0
-    assert found.validation.chosen["near1"] == 1.0
+    proxies = find_proxies(Evidence.of(matrix), options)
+    assert proxies.robustness is not None
+    assert "near3" not in proxies.proxies.weights
+    assert proxies.validation.chosen["near3"] == 0.0
+    assert proxies.validation.chosen["near1"] == 1.0
     without = find_proxies(Evidence.of(matrix), replace(options, min_robustness=0.0, weigh="none"))
     assert without.validation.chosen["near3"] == 1.0
     steep = find_proxies(Evidence.of(matrix), replace(options, min_robustness=0.0, weigh="log"))
@@ -289,17 +291,87 @@ def test_n_k_and_t_of_algorithm_1_can_be_set():
     evidence = Evidence.of(world(24))
     usual = find_proxies(evidence, ProxyOptions("target", candidates=CANDIDATES)).sampling
     assert (usual.top, [(i.n, i.k) for i in usual.indices][::3]) == (2, list(PAPER_CONFIGURATIONS))
-    asked = ProxyOptions("target", candidates=CANDIDATES, top=3, sampled=(5, 7), rounds=(4,))
-    found = find_proxies(evidence, asked).sampling
-    assert (found.top, [(i.n, i.k) for i in found.indices][::3]) == (3, [(5, 4), (7, 4)])
+    proxy_options = ProxyOptions(
+        "target", candidates=CANDIDATES, top=3, sampled=(5, 7), rounds=(4,)
+    )
+    result = find_proxies(evidence, proxy_options).sampling
+    assert (result.top, [(i.n, i.k) for i in result.indices][::3]) == (3, [(5, 4), (7, 4)])
     with pytest.raises(InputError, match="cannot draw 25 samples of 99 models"):
         find_proxies(evidence, ProxyOptions("target", candidates=CANDIDATES, sampled=(99,)))
 
 
+def test_the_best_tasks_are_counted_by_capability():
+    """Section 4.1: "5 reasoning tasks, 3 problem-solving tasks, and 2 comprehension tasks rank among the top 10"."""
+    evidence = Evidence.of(world(24))
+    kinds = {"near1": "Reasoning", "near2": "Reasoning", "near3": "Language", "far1": "Language"}
+    task_facts = tuple(Benchmark(task, category=kind) for task, kind in kinds.items())
+    options = ProxyOptions("target", candidates=CANDIDATES, normalise="feature", splits=5)
+    result = find_proxies(replace(evidence, task_facts=task_facts), options).proxies
+    _, table = result.tables()
+    by_kind = {row[0]: row[1:] for row in table.rows}
+    assert {kind: row[0] for kind, row in by_kind.items()} == {
+        "Reasoning": 2,
+        "Language": 2,
+        "unknown": 1,
+    }
+    for position, metric in enumerate(("pearson", "spearman", "kendall"), start=1):
+        best = sorted(result.proxies, key=lambda proxy: -proxy.by_metric[metric])[:2]
+        counted = {kind: row[position] for kind, row in by_kind.items()}
+        for kind in by_kind:
+            expected = sum(kinds.get(proxy.task, "unknown") == kind for proxy in best)
+            assert counted[kind] == expected
+        assert sum(counted.values()) == 2
+    (only,) = find_proxies(evidence, options).proxies.tables()
+    assert "capability" not in only.columns
+
+
+def test_tasks_of_no_other_category_have_that_of_table_1():
+    """A user's category goes first, then that of the facts; RACE, CHID and HumanEval have only the paper's."""
+    names = {
+        "near1": "race",
+        "near2": "chid",
+        "near3": "humaneval",
+        "far1": "rte",
+        "far2": "triviaqa",
+    }
+    matrix = world(24)
+    tasks = [names.get(task, task) for task in matrix.tasks]
+    evidence = Evidence.of(replace(matrix, tasks=tuple(tasks)))
+    evidence = replace(evidence, task_facts=(Benchmark("triviaqa", category="trivia"),))
+    candidates = [names.get(task, task) for task in CANDIDATES]
+    options = ProxyOptions("target", candidates=candidates, normalise="feature", splits=5)
+    capabilities = find_proxies(evidence, options).proxies.capabilities
+    assert capabilities == {
+        "race": "Comprehension",
+        "chid": "Language",
+        "humaneval": "Reasoning",
+        "rte": "language understanding",
+        "triviaqa": "trivia",
+    }
+
+
+@pytest.mark.parametrize(
+    ("task", "capability"),
+    [
+        ("arc_challenge", "Problem-solving"),
+        ("commonsense_qa", "Knowledge"),
+        ("nq_open", "Knowledge"),
+        ("ceval-valid", "Problem-solving"),
+        ("leaderboard_bbh", "Reasoning"),
+        ("gsm8k:light", "Reasoning"),
+        ("winogrande", None),
+        ("mnli", None),
+        ("capitals", None),
+    ],
+)
+def test_the_names_of_table_1_are_known_by_those_of_lm_eval(task, capability):
+    assert find_capability(task) == capability
+
+
 def test_spreads_are_not_called_intervals():
-    found = validate(world(), "target", CANDIDATES, corpora=["corpus"], splits=20)
-    (table,) = found.tables()
+    result = validate(world(), "target", CANDIDATES, corpora=["corpus"], splits=20)
+    (table,) = result.tables()
     assert "2.5 % of halves" in table.columns
     assert not {"low", "tau low", "gain low"} & set(table.columns)
-    assert "no confidence interval" in table.note
-    assert found.to_dict()["trials"][0]["tau"].keys() == {"value", "low", "high", "share"}
+    assert "not a confidence interval" in table.note
+    assert result.to_dict()["trials"][0]["tau"].keys() == {"value", "low", "high", "share"}

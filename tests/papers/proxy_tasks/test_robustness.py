@@ -7,8 +7,8 @@ from potentia.values.scores import ScoreMatrix
 
 
 def test_the_ratio_is_of_sample_variances():
-    found = variance_ratio([1.0, 2.0, 3.0, 6.0], [1.0, 1.5, 2.0])
-    assert found.ratio.value == pytest.approx(
+    ratio = variance_ratio([1.0, 2.0, 3.0, 6.0], [1.0, 1.5, 2.0])
+    assert ratio.ratio.value == pytest.approx(
         np.var([1, 2, 3, 6], ddof=1) / np.var([1, 1.5, 2], ddof=1)
     )
 
@@ -32,15 +32,15 @@ def test_verdicts_follow_the_interval():
     ("data", "seeds", "why"), [([1.0], [1, 2], "two models"), ([1, 2], [3, 3], "score the same")]
 )
 def test_what_cannot_be_known_is_said_not_guessed(data, seeds, why):
-    found = variance_ratio(data, seeds)
-    assert np.isnan(found.ratio.value)
-    assert why in found.verdict
+    ratio = variance_ratio(data, seeds)
+    assert np.isnan(ratio.ratio.value)
+    assert why in ratio.verdict
 
 
 def test_small_groups_are_called_small():
     values = np.random.default_rng(1).normal(size=(8, 2))
     scores = ScoreMatrix.build(list("ABCDEFGH"), ["x", "y"], values)
-    found = measure_robustness(scores, list("DEFGH"), list("ABC"))
-    assert "5 and 3 models: the interval spans a factor of 418" in found.tables()[0].note
+    robustness = measure_robustness(scores, list("DEFGH"), list("ABC"))
+    assert "5 and 3 models: the interval spans a factor of 418" in robustness.tables()[0].note
     with pytest.raises(InputError, match="in both groups: C"):
         measure_robustness(scores, list("CDE"), list("ABC"))

@@ -33,16 +33,16 @@ def test_indices_lie_between_zero_and_one_and_are_one_when_all_models_are_sample
     values = np.random.default_rng(seed).normal(size=(models, tasks))
     if coarse:  # ties within columns and among relevances
         values = np.round(values)
-    found = measure_sampling(
+    sampling = measure_sampling(
         matrix(values),
         "t0",
-        top=2,
+        top_count=2,
         configurations=((4, 3), (models, 3)),
         repetitions=3,
-        how="none",
+        normalisation="none",
         seed=seed,
     )
-    for index in found.indices:
+    for index in sampling.indices:
         for value in (index.baseline, index.sampling):
             assert 0.0 <= value.low <= value.value <= value.high <= 1.0
         if index.n == models:
@@ -67,13 +67,13 @@ def test_algorithm_one_by_hand():
     rng = np.random.default_rng(5)
     values = rng.normal(size=(12, 6))
     top, n, k, repetitions = 2, 6, 4, 3
-    found = measure_sampling(
+    sampling = measure_sampling(
         matrix(values),
         "t0",
-        top=top,
+        top_count=top,
         configurations=((n, k),),
         repetitions=repetitions,
-        how="both",
+        normalisation="both",
         seed=9,
     )
     vectors = normalise(values, "both")
@@ -101,7 +101,7 @@ def test_algorithm_one_by_hand():
                 for b in range(a + 1, k)
             ]
         )
-        (index,) = (i for i in found.indices if i.metric == metric)
+        (index,) = (i for i in sampling.indices if i.metric == metric)
         assert index.baseline.value == pytest.approx(s)
         assert index.sampling.value == pytest.approx(r)
 
@@ -129,7 +129,7 @@ def test_relevance_finds_the_twin_and_turns_lower_is_better_round():
             higher_is_better=[True] * 3 + [False, True],
         ),
         "a",
-        how="feature",
+        normalisation="feature",
     )
     for metric in METRICS:
         assert by_metric[metric][chosen.tasks.index("d") - 1] == pytest.approx(1.0)
@@ -139,7 +139,7 @@ def test_relevance_is_scipys_and_uses_whole_rows_only():
     rng = np.random.default_rng(4)
     values = rng.normal(size=(10, 3))
     values[4, 2] = np.nan
-    chosen, by_metric = measure_relevance(matrix(values), "t0", how="none")
+    chosen, by_metric = measure_relevance(matrix(values), "t0", normalisation="none")
     assert "m4" not in chosen.models
     rows = np.delete(values, 4, axis=0)
     assert by_metric["kendall"][0] == pytest.approx(
@@ -151,8 +151,8 @@ def test_relevance_is_scipys_and_uses_whole_rows_only():
 def test_bad_sizes_are_named():
     values = matrix(np.random.default_rng(0).normal(size=(6, 4)))
     with pytest.raises(InputError, match="top 9 of 3"):
-        measure_sampling(values, "t0", top=9, configurations=((4, 3),))
+        measure_sampling(values, "t0", top_count=9, configurations=((4, 3),))
     with pytest.raises(InputError, match="samples of 7 models from 6"):
-        measure_sampling(values, "t0", top=2, configurations=((7, 3),))
+        measure_sampling(values, "t0", top_count=2, configurations=((7, 3),))
     with pytest.raises(InputError, match="no task 'gsm8k'"):
-        measure_sampling(values, "gsm8k", top=2)
+        measure_sampling(values, "gsm8k", top_count=2)

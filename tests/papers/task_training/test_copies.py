@@ -1,4 +1,4 @@
-"""Copies that were shown a test, against their originals."""
+"""Copies that were trained on a test, against their originals."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_the_advantage_is_found_where_it_was_planted_and_nowhere_else() -> None:
         Protocol("direct"): scores("direct", 0.2),
         Protocol("train_before_test"): scores("train_before_test", 0.0, 1),
     }
-    found = measure_copies(both, COPIES, SHOWN)
-    assert found is not None
-    direct, tuned = found.advantages
+    copies = measure_copies(both, COPIES, SHOWN)
+    assert copies is not None
+    direct, tuned = copies.advantages
     assert direct.shown.low > 0.15
     assert direct.shown.value == pytest.approx(0.2, abs=0.02)
     assert direct.other is not None
@@ -43,16 +43,16 @@ def test_the_advantage_is_found_where_it_was_planted_and_nowhere_else() -> None:
     assert tuned.shown.low < 0 < tuned.shown.high
     assert direct.places > tuned.places
     assert set(direct.by_task) == {"arc_easy", "boolq"}
-    assert len(found.charts()[0].series) == 2
+    assert len(copies.charts()[0].series) == 2
 
 
 def test_the_interval_is_that_of_a_paired_t_test() -> None:
     matrix = scores("direct", 0.1)
-    found = measure_copies({Protocol("direct"): matrix}, COPIES, SHOWN)
-    assert found is not None
+    copies = measure_copies({Protocol("direct"): matrix}, COPIES, SHOWN)
+    assert copies is not None
     copy, original = matrix.values[6:, :2].mean(axis=1), matrix.values[:6, :2].mean(axis=1)
     interval = ttest_rel(copy, original).confidence_interval(0.95)
-    shown = found.advantages[0].shown
+    shown = copies.advantages[0].shown
     assert (shown.low, shown.high) == pytest.approx((interval.low, interval.high))
 
 
@@ -72,12 +72,12 @@ def test_copies_that_were_shown_texts_alone_are_compared_on_them() -> None:
     matrix = ScoreMatrix.build(
         models, ["piqa", "books"], values, higher_is_better=[True, False], protocol="direct"
     )
-    few = ScoreMatrix.build(
+    score_matrix = ScoreMatrix.build(
         models, ["piqa"], values[:, :1], protocol="few_shot:5"
     )  # texts have no examples
-    both = {Protocol("direct"): matrix, Protocol("few_shot:5"): few}
-    found = measure_copies(both, COPIES, dict.fromkeys(COPIES, ("books",)))
-    (one,) = found.advantages
+    both = {Protocol("direct"): matrix, Protocol("few_shot:5"): score_matrix}
+    copies = measure_copies(both, COPIES, dict.fromkeys(COPIES, ("books",)))
+    (one,) = copies.advantages
     assert (one.protocol, one.shown.value) == ("direct", 0.5), (
         "half a bit less is half a bit better"
     )
@@ -86,9 +86,9 @@ def test_copies_that_were_shown_texts_alone_are_compared_on_them() -> None:
 def test_gaps_and_lone_copies_are_left_out() -> None:
     matrix = scores("direct", 0.1)
     matrix.values[0, :2] = np.nan  # the first original was not scored on what its copy was shown
-    found = measure_copies({Protocol("direct"): matrix}, COPIES | {"x+exposed": "x"}, SHOWN)
-    assert found is not None
-    assert len(found.advantages[0].pairs) == 5
+    copies = measure_copies({Protocol("direct"): matrix}, COPIES | {"x+exposed": "x"}, SHOWN)
+    assert copies is not None
+    assert len(copies.advantages[0].pairs) == 5
     assert measure_copies({Protocol("direct"): matrix}, {}, SHOWN) is None
     assert measure_copies({Protocol("direct"): matrix}, COPIES, {}) is None
 
@@ -101,7 +101,54 @@ def test_a_table_with_its_facts_beside_it_tells_copies_by_their_names(tmp_path) 
     evidence = read(tmp_path / "s.csv")
     assert evidence.exposed_copies == COPIES
     assert any("s.facts.csv" in note for note in evidence.notes)
-    found = find_test_task(evidence)
-    assert found.copies is not None
-    assert found.copies.advantages[0].shown.low > 0
-    assert "copies" in found.named()
+    test_task = find_test_task(evidence)
+    assert test_task.copies is not None
+    assert test_task.copies.advantages[0].shown.low > 0
+    assert "copies" in test_task.findings_by_name()
+
+
+def test_pairs_of_one_family_are_not_independent() -> None:
+    """Three families of four pairs whose advantage is the family's own: there are three observations."""
+    covered = {False: 0, True: 0}
+    studies = 100
+    originals = [f"m{k}" for k in range(12)]
+    copies_of = {f"{model}+exposed": model for model in originals}
+    families = {model: f"family {k // 4}" for k, model in enumerate(originals)}
+    for seed in range(studies):
+        stream = np.random.default_rng(seed)
+        advantage = np.repeat(0.1 + 0.05 * stream.normal(size=3), 4)[:, None]
+        skill = stream.uniform(0.3, 0.6, (12, 1))
+        values = np.vstack([skill, skill + advantage + stream.normal(0, 0.01, (12, 1))])
+        matrix = ScoreMatrix.build([*originals, *copies_of], ["boolq"], values)
+        for knows_families in covered:
+            advantages = measure_copies(
+                {Protocol("direct"): matrix},
+                copies_of,
+                dict.fromkeys(copies_of, ("boolq",)),
+                families if knows_families else {},
+            )
+            assert advantages is not None
+            shown_advantage = advantages.advantages[0].shown
+            covered[knows_families] += shown_advantage.low <= 0.1 <= shown_advantage.high
+    assert covered[True] >= 88
+    assert covered[False] < 75
+
+
+def test_an_advantage_is_averaged_over_the_tasks_of_one_scale() -> None:
+    skill = np.linspace(0.3, 0.6, 6)[:, None]
+    ratings = np.linspace(2.0, 7.0, 6)[:, None]
+    originals = np.hstack([skill, skill, ratings, skill])
+    matrix = ScoreMatrix.build(
+        [*MODELS, *COPIES],
+        ["arc_easy", "boolq", "mt_bench", "piqa"],
+        np.vstack([originals, originals + np.array([0.1, 0.1, 2.0, 0.0])]),
+        metrics=["acc", "acc", "mt_bench", "acc"],
+    )
+    exposed_tasks = dict.fromkeys(COPIES, ("arc_easy", "boolq", "mt_bench"))
+    found = measure_copies({Protocol("direct"): matrix}, COPIES, exposed_tasks)
+    assert found is not None
+    (advantage,) = found.advantages
+    assert advantage.shown.value == pytest.approx(0.1)
+    assert advantage.by_task["mt_bench"].value == pytest.approx(2.0)
+    assert advantage.other is not None
+    assert advantage.other.value == pytest.approx(0.0)

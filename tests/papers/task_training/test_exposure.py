@@ -7,7 +7,7 @@ import pytest
 
 from potentia.errors import InputError
 from potentia.papers.task_training.cohort import Cohort, ScorePair
-from potentia.papers.task_training.exposure_effect import measure_exposure
+from potentia.papers.task_training.exposure_effect import measure_exposure_effect
 
 FAMILIES = ("a", "b", "c", "d")
 SEEN = {"one": "b", "two": "c", "three": "d", "four": "b"}
@@ -38,17 +38,17 @@ def pairs(theta: float, left: float, seed: int = 0) -> list[ScorePair]:
 
 
 def test_a_planted_effect_is_found_and_its_absence_too():
-    found = measure_exposure(pairs(0.4, 0.0), draws=199)
-    assert found.exact
-    assert found.assignments == 4**4
-    assert found.before.fit.theta.value == pytest.approx(0.4, abs=0.03)
-    assert found.before.assigned_p == 1 / 256, "no other assignment reaches it"
-    assert abs(found.after.fit.theta.value) < 0.04
-    assert found.after.assigned_p > 0.05
-    assert found.before.within.value == pytest.approx(0.4, abs=0.03)
-    assert found.before.within_p <= 2 / 256
-    assert abs(found.after.within.value) < 0.04
-    assert [len(table.rows) for table in found.tables()] == [2, 2]
+    exposure = measure_exposure_effect(pairs(0.4, 0.0), draws=199)
+    assert exposure.exact
+    assert exposure.assignments == 4**4
+    assert exposure.before.fit.theta.value == pytest.approx(0.4, abs=0.03)
+    assert exposure.before.assigned_p == 1 / 256, "no other assignment reaches it"
+    assert abs(exposure.after.fit.theta.value) < 0.04
+    assert exposure.after.assigned_p > 0.05
+    assert exposure.before.within.value == pytest.approx(0.4, abs=0.03)
+    assert exposure.before.within_p <= 2 / 256
+    assert abs(exposure.after.within.value) < 0.04
+    assert [len(table.rows) for table in exposure.tables()] == [2, 2]
 
 
 def test_within_models_a_family_that_is_better_everywhere_has_no_advantage():
@@ -64,16 +64,16 @@ def test_within_models_a_family_that_is_better_everywhere_has_no_advantage():
         for pair in pairs(0.0, 0.0)
         if pair.task in ("two", "three")
     ]
-    found = measure_exposure(made, draws=0).before
-    assert found.fit.theta.value > 0.08
-    assert abs(found.within.value) < 0.03
+    result = measure_exposure_effect(made, draws=0).before
+    assert result.fit.theta.value > 0.08
+    assert abs(result.within.value) < 0.03
     direct = [np.mean(p.before[[f == SEEN[p.task] for f in p.cohort.family]]) for p in made]
     assert direct[1] > direct[0] + 0.2
 
 
 def test_under_no_effect_small_p_values_are_rare():
     small = sum(
-        measure_exposure(pairs(0.0, 0.0, seed), draws=0).before.assigned_p <= 0.1
+        measure_exposure_effect(pairs(0.0, 0.0, seed), draws=0).before.assigned_p <= 0.1
         for seed in range(30)
     )
     assert small <= 8  # about three are expected; more than eight happen once in a thousand
@@ -86,14 +86,14 @@ def test_exposure_within_families_is_assigned_by_model():
         {"model": m, "family": f, "compute": c, "exposure": "one" if m.endswith(("1", "3")) else ""}
         for m, f, c in zip(cohort.models, cohort.family, cohort.compute, strict=True)
     )
-    found = measure_exposure(
+    exposure = measure_exposure_effect(
         [ScorePair("one", mixed, first.before, first.after, chance=0.25)], draws=0
     )
-    assert not found.exact  # 12,870 ways to choose eight of sixteen models
-    assert len(found.tables()) == 1
+    assert not exposure.exact  # 12,870 ways to choose eight of sixteen models
+    assert len(exposure.tables()) == 1
 
 
 def test_a_task_that_nobody_saw_cannot_be_split():
     (first, *_) = pairs(0.4, 0.0)
     with pytest.raises(InputError, match="exposure to zero"):
-        measure_exposure([ScorePair("zero", first.cohort, first.before, first.after)])
+        measure_exposure_effect([ScorePair("zero", first.cohort, first.before, first.after)])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from potentia.errors import InputError
 from potentia.papers.task_training import hinge_search as hinge_fit
 from potentia.papers.task_training.scaling import clustered_stderr, fit_hinge, fit_log_linear
-from potentia.values.findings import jsonable
+from potentia.values.findings import to_json_values
 
 X = np.linspace(20.0, 24.0, 50)
 TRUTH = {"slope": 0.2, "emergence": 22.0, "effect": 0.07}
@@ -45,8 +45,8 @@ def test_no_grid_of_points_of_emergence_does_better(seed: int, n: int, grouped: 
     far = x.min() - np.ptp(x) * np.geomspace(0.1, 1e4, 500)
     grid = np.concatenate([far, np.linspace(x.min(), np.unique(x)[-hinge_fit.MIN_ABOVE], 2000)])
     g = np.zeros(n) if group is None else group
-    held = hinge_fit._fit_at_points(x, y[None, :], g, grid)
-    slope, rss = held.slope, held.rss
+    at_points = hinge_fit._fit_at_points(x, y[None, :], g, grid)
+    slope, rss = at_points.slope, at_points.rss
     rising = slope[0] >= 0
     lowest = rss[0][rising].min() if rising.any() else np.inf
     assert best.rss[0] <= lowest + 1e-9 * max(1.0, abs(lowest))
@@ -217,7 +217,7 @@ def test_scores_that_never_rise_have_no_point_of_emergence() -> None:
     fit = fit_hinge(X, 0.5 - 0.1 * (X - 20), chance=0.5)
     assert fit.slope.value == 0.0
     assert np.isnan(fit.emergence.value)
-    assert jsonable(fit)["emergence"]["value"] is None
+    assert to_json_values(fit)["emergence"]["value"] is None
 
 
 @pytest.mark.parametrize(

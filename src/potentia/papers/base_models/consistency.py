@@ -2,7 +2,7 @@
 
 Consistency is Kendall's tau between the scores of base models, by some method, and the scores of their instruct
 versions by the method commonly used for these (BOSE, section 4.3). The models are a small sample of all models, so
-the intervals resample the pairs as well as the items.
+the intervals resample the pairs, by family where families are known, as well as the items.
 """
 
 from __future__ import annotations
@@ -17,9 +17,20 @@ import numpy.typing as npt
 from numpy.random import Generator
 
 from potentia.analysis.checkpoints import find_instruct_versions
-from potentia.analysis.left_out import describe_left_out, drop_names_in, format_notes
-from potentia.analysis.stats.bootstrap import add_score_noise, kendall_by_row, noise_interval
+from potentia.analysis.left_out import (
+    NO_ENTRIES,
+    describe_left_out,
+    drop_names_in,
+    format_notes,
+)
+from potentia.analysis.stats.bootstrap import (
+    ResamplingUnits,
+    add_score_noise,
+    kendall_by_row,
+    noise_interval,
+)
 from potentia.analysis.stats.correlation import nan_mean
+from potentia.analysis.stats.relatives import ModelFamilies
 from potentia.errors import InputError
 from potentia.papers.base_models.ablation import Ablation, compare_methods
 from potentia.papers.base_models.methods import (
@@ -74,36 +85,39 @@ class Consistency(Finding):
         )
 
     def _link_table(self) -> Table:
-        rows = []
+        table_rows = []
         for link in self.links:
             names = (link.task, link.method, link.reference, len(link.pairs))
-            rows.append((*names, link.tau, link.gain))
+            table_rows.append((*names, link.tau, link.gain))
         name_columns = ("task", "base models by", "instruct models by", "pairs")
         note = (
-            "gain: mean score of the instruct versions less that of the base models. Intervals resample the pairs, and "
-            f"the scores where their standard errors are known.{format_notes(self.left_out)}"
+            "gain: mean score of the instruct versions less that of the base models. Intervals resample the pairs, "
+            "by family where it is known, and the scores where their standard errors are known."
+            f"{format_notes(self.left_out)}"
         )
         return Table(
             "Consistency: Kendall's tau between base models and their instruct versions",
             (*name_columns, "tau", "low", "high", "gain"),
-            rows,
+            table_rows,
             note,
         )
 
     def _method_table(self) -> Table:
-        rows = []
+        table_rows = []
         for method in self.methods:
-            taus = [link.tau.value for link in self.links if link.method == method]
-            rows.append((method, np.isfinite(taus).sum(), float(nan_mean(taus))))
-        return Table("Mean consistency of each method", ("method", "tasks", "mean tau"), rows)
+            taus_of_method = [link.tau.value for link in self.links if link.method == method]
+            table_rows.append(
+                (method, np.isfinite(taus_of_method).sum(), float(nan_mean(taus_of_method)))
+            )
+        return Table("Mean consistency of each method", ("method", "tasks", "mean tau"), table_rows)
 
     def charts(self) -> Sequence[Chart]:
         """Return tau as a heat map, and base against instruct scores for each benchmark."""
         caption = (
             "Kendall's tau between base models and their instruct versions; 1 means the same order."
         )
-        taus = {(link.task, link.method): link.tau.value for link in self.links}
-        charts = tau_charts("consistency", caption, taus, self.improvements)
+        tau_by_task_and_method = {(link.task, link.method): link.tau.value for link in self.links}
+        charts = tau_charts("consistency", caption, tau_by_task_and_method, self.improvements)
         for task in dict.fromkeys(link.task for link in self.links):
             charts.append(self._plot_task(task))
         return charts
@@ -139,14 +153,25 @@ def find_consistency(
     instruct_by: str | None = None,
     baseline: str | None = None,
 ) -> ConsistencyFindings:
-    """Compare base models with their instruct versions: the pairs given, else those that studies or facts tell."""
+    """Compare base models with their instruct versions: the pairs given, else those that studies or facts tell.
+
+    Args:
+        evidence: Evidence, or anything that ``read`` accepts: a store, a table, a folder of results, a DataFrame.
+        pairs: Base model → instruct version; else those that studies or facts tell.
+        instruct_by: The method that scores the instruct versions, or ``same``.
+        baseline: The method that every other is compared with.
+
+    Example:
+        >>> potentia.find_consistency("potentia.db", {"m-base": "m-instruct"}).to_frame()
+    """
     if pairs is None:
         pairs = find_instruct_versions(evidence)
+    families = ModelFamilies.of_evidence(evidence).family_of_model
     consistency = measure_consistency(
-        evidence.planned, pairs, reference=instruct_by, baseline=baseline
+        evidence.final_scores, pairs, reference=instruct_by, baseline=baseline, families=families
     )
     try:
-        ablation = compare_methods(evidence.planned, models=list(pairs))
+        ablation = compare_methods(evidence.final_scores, models=list(pairs), families=families)
     except InputError:  # no task was scored by two methods
         ablation = None
     return ConsistencyFindings(consistency, ablation)
@@ -158,6 +183,7 @@ def measure_consistency(
     *,
     reference: str | None = None,
     baseline: str | None = None,
+    families: Mapping[str, str] = NO_ENTRIES,
     draws: int = RESAMPLES,
 ) -> Consistency:
     """Compare base models with their instruct versions (``pairs``: base → instruct), per benchmark and method.
@@ -165,7 +191,8 @@ def measure_consistency(
     ``reference`` is the method that scores the instruct versions; ``"same"`` takes each method on both sides. Without
     one it is ``instruct`` where the benchmark was scored so, else ``direct``, else the same method: the paper scores
     instruct models with their common prompt whatever the base models get. The links of a benchmark share their
-    resampled pairs, so improvements over the ``baseline`` are paired.
+    resampled pairs, so improvements over the ``baseline`` are paired. Pairs of one family, by base model, come and go
+    together.
     """
     if len(pairs) < MIN_PAIRS:
         raise InputError(
@@ -178,7 +205,7 @@ def measure_consistency(
     improvements: list[Improvement] = []
     for task in method_scores.tasks:
         rng = np.random.default_rng(0)
-        resampled_pairs = rng.integers(0, len(pairs), size=(draws, len(pairs)))
+        resampled_pairs = draw_pairs(list(pairs), families, draws, rng)
         drawn_links: dict[str, DrawnLink] = {}
         for method in methods:
             task_reference = _choose_reference(method_scores, task, method, reference)
@@ -251,7 +278,7 @@ def _link_pairs(
     method_scores: MethodScores,
     columns: tuple[tuple[str, str], tuple[str, str]],  # of base models, of instruct versions
     pairs: Mapping[str, str],
-    resampled_pairs: npt.NDArray[np.int64],  # (draws, pairs)
+    resampled_pairs: npt.NDArray[np.intp],  # (draws, most pairs); −1 for none
     rng: Generator,
 ) -> DrawnLink | None:
     """Compare both sides of the pairs on one benchmark; a pair without both scores counts for nothing."""
@@ -266,8 +293,7 @@ def _link_pairs(
     base_draws = add_score_noise(base_scores, base_stderr, len(resampled_pairs), rng)
     instruct_draws = add_score_noise(instruct_scores, instruct_stderr, len(resampled_pairs), rng)
     tau_draws = kendall_by_row(
-        np.take_along_axis(base_draws, resampled_pairs, 1),
-        np.take_along_axis(instruct_draws, resampled_pairs, 1),
+        _take_pairs(base_draws, resampled_pairs), _take_pairs(instruct_draws, resampled_pairs)
     )
     base_scores = base_scores[is_scored]
     instruct_scores = instruct_scores[is_scored]
@@ -284,6 +310,31 @@ def _link_pairs(
         gain=float(instruct_scores.mean() - base_scores.mean()),
     )
     return DrawnLink(link, tau_draws)
+
+
+def draw_pairs(
+    base_models: Sequence[str], families: Mapping[str, str], draws: int, rng: Generator
+) -> npt.NDArray[np.intp]:
+    """Draw pairs with replacement, by the families of their base models: (draws, most pairs) positions, −1 for none."""
+    units = ResamplingUnits("families", families)
+    labels = np.array(units.label_models(base_models))
+    if units.drawn_unit(base_models) != units.name:
+        labels = np.array(base_models)
+    members = [np.flatnonzero(labels == label) for label in dict.fromkeys(labels.tolist())]
+    drawn = []
+    for _ in range(draws):
+        drawn_units = rng.integers(len(members), size=len(members))
+        drawn.append(np.concatenate([members[unit] for unit in drawn_units]))
+    positions = np.full((draws, max(map(len, drawn))), -1, dtype=np.intp)
+    for row, drawn_pairs in enumerate(drawn):
+        positions[row, : len(drawn_pairs)] = drawn_pairs
+    return positions
+
+
+def _take_pairs(scores: Floats, positions: npt.NDArray[np.intp]) -> Floats:
+    """Return the scores of drawn pairs, NaN where there is none."""
+    taken = np.take_along_axis(scores, np.maximum(positions, 0), 1)
+    return np.where(positions >= 0, taken, np.nan)
 
 
 def _measure_improvements(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from potentia.analysis.registration import (
@@ -54,9 +55,10 @@ def analyze_checkpoints(evidence: Evidence, options: CheckpointOptions) -> Analy
         raise problems[-1]
     remarks: list[str] = []
     if "stability" in findings:
-        signal = _analyze_signal(evidence, options)
-        findings["signal"] = signal
-        remarks = signal.sentences()
+        with suppress(InputError):  # it takes more checkpoints than the course of a run
+            signal = _analyze_signal(evidence, options)
+            findings["signal"] = signal
+            remarks = signal.sentences()
     if "ablation" not in findings:
         try:
             findings |= _analyze_ablation(evidence)
@@ -101,7 +103,7 @@ def _analyze_consistency(evidence: Evidence, options: CheckpointOptions) -> dict
     result = find_consistency(
         evidence, pairs, instruct_by=options.instruct_by, baseline=options.baseline
     )
-    return dict(result.named())
+    return dict(result.findings_by_name())
 
 
 def _analyze_ablation(evidence: Evidence) -> dict[str, Finding]:
@@ -116,6 +118,13 @@ CHECKPOINT_ANALYSIS = AnalysisCommand(analyze_checkpoints, CheckpointOptions)
 # --- report sections -------------------------------------------------------------------------------------------------
 
 
+STABILITY_LEAD = (
+    "Does a benchmark's score grow with pretraining? Kendall's τ between scores and steps: 1 if every later checkpoint"
+    " scores higher, 0 if scores go up and down at random; and the smallest gap between checkpoints that the benchmark"
+    " detects."
+)
+
+
 def find_stability_content(request: SectionRequest) -> SectionContent | None:
     """Follow the runs and measure stability, where there are checkpoints.
 
@@ -123,20 +132,33 @@ def find_stability_content(request: SectionRequest) -> SectionContent | None:
     """
     training = request.compute_once(_find_training)
     stability = request.compute_once(_find_stability)
-    shown: list[Finding] = []
+    findings: list[Finding] = []
     named: dict[str, Finding] = {}
+    sentences: list[str] = []
     if training is not None and not training.whole:
-        shown.append(training)
+        findings.append(training)
     if stability is not None:
-        shown.append(stability)
+        findings.append(stability)
         named["stability"] = stability
+        sentences.append(STABILITY_LEAD)
+    if training is None and stability is None:
+        return None
     signal = request.compute_once(_find_signal)
-    lead = ""
     if signal is not None:
-        shown.append(signal)
+        findings.append(signal)
         named["signal"] = signal
-        lead = " ".join(signal.main_sentences())
-    return SectionContent(shown, named, lead=lead) if shown else None
+        sentences += signal.main_sentences()
+    return SectionContent(findings, named, lead=" ".join(sentences)) if findings else None
+
+
+def find_small_models_content(request: SectionRequest) -> SectionContent | None:
+    """Say what small models decide about large ones; where there are checkpoints, these say it with their stability."""
+    has_checkpoints = request.compute_once(_find_training) or request.compute_once(_find_stability)
+    signal = request.compute_once(_find_signal)
+    if has_checkpoints or signal is None:
+        return None
+    lead = " ".join(signal.main_sentences())
+    return SectionContent(shown=[signal], named={"signal": signal}, lead=lead)
 
 
 def find_consistency_content(request: SectionRequest) -> SectionContent | None:
@@ -144,7 +166,7 @@ def find_consistency_content(request: SectionRequest) -> SectionContent | None:
     result = request.compute_once(_find_consistency)
     if result is None:
         return None
-    return SectionContent(shown=[result.consistency], named=result.named())
+    return SectionContent(shown=[result.consistency], named=result.findings_by_name())
 
 
 def find_ablation_content(request: SectionRequest) -> SectionContent | None:
@@ -195,24 +217,34 @@ def _find_consistency(request: SectionRequest) -> ConsistencyFindings | None:
     return _find_with_baseline(find_consistency, request)
 
 
-def _find_with_baseline(find: Callable[..., FindingT], request: SectionRequest) -> FindingT | None:
+def _find_with_baseline(
+    find_finding: Callable[..., FindingT], request: SectionRequest
+) -> FindingT | None:
     """Return a finding; None where the evidence is not enough for it. A baseline that is given must be there."""
     try:
-        finding = find(request.evidence)
+        finding = find_finding(request.evidence)
     except InputError:
         return None
     if request.baseline is None:
         return finding
-    return find(request.evidence, baseline=request.baseline)
+    return find_finding(request.evidence, baseline=request.baseline)
 
 
 def _has_prompt_forms(evidence: Evidence) -> bool:
-    tasks = {task for matrix in evidence.planned.values() for task in matrix.tasks}
+    tasks: set[str] = set()
+    for matrix in evidence.final_scores.values():
+        tasks.update(matrix.tasks)
     return any(TaskName(task).form for task in tasks)
 
 
 STABILITY_SECTION = ReportSection("Stability", find_stability_content, after="exposure")
-CONSISTENCY_SECTION = ReportSection("Consistency", find_consistency_content, after="stability")
+SMALL_MODELS_SECTION = ReportSection(
+    "Small models",
+    find_small_models_content,
+    heading="Do small models rank families as large ones do?",
+    after="stability",
+)
+CONSISTENCY_SECTION = ReportSection("Consistency", find_consistency_content, after="small-models")
 ABLATION_SECTION = ReportSection("Methods", find_ablation_content, after="consistency")
 
 
@@ -220,7 +252,7 @@ ABLATION_SECTION = ReportSection("Methods", find_ablation_content, after="consis
 
 
 def reproduce_paper(request: ReproductionRequest) -> Finding:
-    """Rank the methods of the paper's table 4."""
+    """Return BOSE's printed numbers beside those that follow from its tables."""
     from potentia.papers.base_models.reproduction import reproduce_bose
 
     return reproduce_bose()

@@ -39,7 +39,7 @@ class MethodScores:
                 model_index.setdefault(model, len(model_index))
         columns: dict[tuple[str, str], Floats] = {}
         for protocol, matrix in scores.items():
-            places = [model_index[model] for model in matrix.models]
+            model_positions = [model_index[model] for model in matrix.models]
             oriented = matrix.oriented()
             for index, task in enumerate(map(TaskName, matrix.tasks)):
                 values = oriented[:, index]
@@ -47,8 +47,8 @@ class MethodScores:
                     continue
                 # The last place is that of models without a score.
                 column = np.full((2, len(model_index) + 1), np.nan)
-                column[0, places] = values
-                column[1, places] = matrix.stderr[:, index]
+                column[0, model_positions] = values
+                column[1, model_positions] = matrix.stderr[:, index]
                 columns[task.base, _name_method(protocol, task)] = column
         if not columns:
             raise InputError(
@@ -73,8 +73,8 @@ class MethodScores:
 
     def scores_of_models(self, column: tuple[str, str], models: Iterable[str]) -> Floats:
         """Return values and standard errors of these models, (2, models); NaN where there is no score."""
-        places = [self.model_index.get(model, -1) for model in models]
-        return self.columns[column][:, places]
+        model_positions = [self.model_index.get(model, -1) for model in models]
+        return self.columns[column][:, model_positions]
 
     def methods_from_baseline(self, baseline: str | None) -> tuple[str, ...]:
         """Return the methods, the baseline first where one is named."""
@@ -127,10 +127,10 @@ def improvement_tables(
     """Lay out improvements, one row per benchmark and method; no table where there are none."""
     if not improvements:
         return []
-    rows = []
+    table_rows = []
     for improvement in improvements:
         real = "yes" if improvement.real else "no"
-        rows.append(
+        table_rows.append(
             (
                 improvement.series,
                 improvement.task,
@@ -140,8 +140,8 @@ def improvement_tables(
             )
         )
     title = f"Improvement in {property_name} over {improvements[0].baseline}"
-    columns = (group_column, "task", "method", "difference", "low", "high", "real")
-    return [Table(title, columns, rows, note="real: the interval leaves out zero.")]
+    column_names = (group_column, "task", "method", "difference", "low", "high", "real")
+    return [Table(title, column_names, table_rows, note="real: the interval excludes zero.")]
 
 
 def tau_charts(
@@ -152,10 +152,10 @@ def tau_charts(
 ) -> list[Chart]:
     """Draw Kendall's tau by (label, method), and the improvements over the baseline where there are some."""
     labels, methods = _axes(tau_by_label_and_method)
-    values = [
-        [tau_by_label_and_method.get((label, method), math.nan) for method in methods]
-        for label in labels
-    ]
+    values = []
+    for label in labels:
+        taus = [tau_by_label_and_method.get((label, method), math.nan) for method in methods]
+        values.append(taus)
     heatmap = Heatmap(
         property_name,
         f"{property_name.capitalize()} by method",
@@ -174,12 +174,15 @@ def tau_charts(
 
 
 def _improvement_bars(property_name: str, improvements: Sequence[Improvement]) -> Bars:
-    differences = {(one.label, one.method): one.difference for one in improvements}
+    differences = {
+        (improvement.label, improvement.method): improvement.difference
+        for improvement in improvements
+    }
     labels, methods = _axes(differences)
     missing = Interval(math.nan, math.nan, math.nan)
-    bars = {}
+    bar_by_method = {}
     for method in methods:
-        bars[method] = [differences.get((label, method), missing) for label in labels]
+        bar_by_method[method] = [differences.get((label, method), missing) for label in labels]
     caption = (
         f"Difference in Kendall's tau to {improvements[0].baseline}, 95 % intervals; "
         "above zero is better."
@@ -189,7 +192,7 @@ def _improvement_bars(property_name: str, improvements: Sequence[Improvement]) -
         f"Improvement in {property_name}",
         caption,
         labels,
-        bars,
+        bar_by_method,
         y_label="difference in tau",
     )
 

@@ -21,6 +21,6 @@ class CheckpointOptions:
         "CSV with the columns base and instruct: do better base models become better instruct models?"
     )
     instruct_by: str | None = command_option(
-        "Method that scores the instruct versions, or 'same'; else instruct, else direct."
+        "Method that scores the instruct versions, or same; by default instruct, then direct."
     )
     baseline: str | None = command_option(BASELINE_HELP)

@@ -32,6 +32,9 @@ STABILITY_COLUMNS = (
     "2B BOSE",
     "2B improvement",
 )
+ORIGINAL_COLUMNS = {"1B": 0, "2B": 3}  # of table 1, by the size of the models
+IMPROVEMENT_COLUMNS = {"1B": 2, "2B": 5}
+MODELS_IN_TABLE = {"TABLE_2": 6, "TABLE_3": 16}  # whose order τ compares
 CONSISTENCY_COLUMNS = ("original", "ICLiP", "improvement")
 PRINTED_SHARES = {"1B": "30.5", "2B": "14.5"}  # per cent of the original, in the text on table 1
 
@@ -50,17 +53,20 @@ class BosePaper(Findings):
             *_compare_consistency("TABLE_3", "table 3"),
             *_compare_methods(self.ablation),
             *_compare_judges(),
+            *_count_parameters(),
         ]
 
     def tables(self) -> Sequence[Table]:
         """Return the comparison, then the ablation."""
-        note = "From the printed tables 1 to 4 and 11; the scores behind them were not published."
+        note = (
+            "From the printed tables 1 to 4, 11 and 12; the scores behind them were not published."
+        )
         comparison = tabulate_comparison("BOSE: ours and the paper's", self.lines(), note)
         return comparison, *self.ablation.tables()
 
 
 def reproduce_bose() -> BosePaper:
-    """Rank the methods of table 4 in every cell."""
+    """Return our numbers beside those of tables 1 to 4, 11 and 12; the methods of table 4 are ranked for it."""
     printed = read_printed_numbers("base_models")
     table = printed["TABLE_4"]
     tasks = []
@@ -71,9 +77,9 @@ def reproduce_bose() -> BosePaper:
     return BosePaper(compare_methods({DIRECT: scores}, tolerance=1.0))
 
 
-def _read_table(name: str) -> Floats:
+def _read_table(table_name: str) -> Floats:
     """Return the body of a printed table, a row per benchmark."""
-    rows = read_printed_numbers("base_models")[name].values()
+    rows = read_printed_numbers("base_models")[table_name].values()
     return np.array(list(rows), dtype=np.float64)
 
 
@@ -82,44 +88,99 @@ def _compare_stability() -> Iterator[ReproducedNumber]:
     table = _read_table("TABLE_1")
     printed_means = read_printed_numbers("base_models")["TABLE_1_MEANS"]
     means = table.mean(axis=0)
-    for name, mean, printed in zip(STABILITY_COLUMNS, means, printed_means, strict=True):
-        yield compare_number("table 1", f"mean τ, {name}", float(mean), printed)
+    for column_name, mean, printed in zip(STABILITY_COLUMNS, means, printed_means, strict=True):
+        yield compare_number("table 1", f"mean τ, {column_name}", float(mean), printed)
+    yield _compare_differences("table 1", table, ((0, 1, 2), (3, 4, 5)))
+    improvements = table[:, list(IMPROVEMENT_COLUMNS.values())]
     open_ended = table[:OPEN_ENDED_TASKS].mean(axis=0)
-    for size, column in (("1B", 2), ("2B", 5)):
+    for size, improvement in IMPROVEMENT_COLUMNS.items():
+        original = ORIGINAL_COLUMNS[size]
         yield compare_number(
             "section 4.2",
             f"mean improvement of open-ended tasks, {size}",
-            float(open_ended[column]),
-            printed_means[column],
+            float(open_ended[improvement]),
+            printed_means[improvement],
             remark="the text prints the mean over all nine tasks",
         )
-        share = 100 * means[column] / means[column - 2]
-        rounded_share = 100 * float(printed_means[column]) / float(printed_means[column - 2])
+        relative_improvement = 100 * means[improvement] / means[original]
+        rounded_mean = float(printed_means[improvement])
+        rounded_relative_improvement = 100 * rounded_mean / float(printed_means[original])
         yield compare_number(
             "section 4.2",
             f"improvement of all nine tasks, per cent, {size}",
-            float(share),
+            float(relative_improvement),
             PRINTED_SHARES[size],
-            remark=f"{rounded_share:.1f} from the rounded means",
+            remark=f"{rounded_relative_improvement:.1f} from the rounded means",
         )
-    choice = table[OPEN_ENDED_TASKS:]
-    improved = int((choice[:, [2, 5]] > 0).sum())
-    yield compare_number("section 4.2", "multiple-choice tasks that improve, of 6", improved, "5")
+    worse = int((improvements[:OPEN_ENDED_TASKS] < 0).any(axis=1).sum())
+    yield compare_claim(
+        "section 4.2",
+        "open-ended tasks that get worse at a size",
+        worse,
+        "Minerva Math alone",
+        holds=worse == 1,
+        remark="MGSM_zh too, at 1B",
+    )
+    choice = improvements[OPEN_ENDED_TASKS:]
+    yield compare_number(
+        "section 4.2", "multiple-choice tasks that improve, of 6", int((choice > 0).sum()), "5"
+    )
+    after = table[OPEN_ENDED_TASKS:, [1, 4]]  # the columns BOSE
+    yield compare_number(
+        "section 4.2", "τ of the one that gets worse", float(after[choice < 0].max()), "0.893"
+    )
 
 
-def _compare_consistency(name: str, place: str) -> Iterator[ReproducedNumber]:
-    """Yield the means of table 2 or 3, and how many benchmarks improve."""
-    table = _read_table(name)
-    printed_means = read_printed_numbers("base_models")[f"{name}_MEANS"]
+def _compare_differences(
+    location: str, table: Floats, columns: Sequence[tuple[int, int, int]]
+) -> ReproducedNumber:
+    """Compare the printed improvements with the difference of the two columns before them."""
+    equal = 0
+    for original, ours, improvement in columns:
+        difference = table[:, ours] - table[:, original]
+        equal += int((abs(difference - table[:, improvement]) < 0.0005).sum())
+    printed = len(table) * len(columns)
+    quantity = f"improvements that are the difference of their columns, of {printed}"
+    return compare_number(location, quantity, equal, str(printed))
+
+
+def _compare_consistency(table_name: str, location: str) -> Iterator[ReproducedNumber]:
+    """Yield the arithmetic of table 2 or 3: means, differences and which τ are possible.
+
+    Then how far (table 2) or how often (table 3) it improves.
+    """
+    table = _read_table(table_name)
+    printed_means = read_printed_numbers("base_models")[f"{table_name}_MEANS"]
     means = table.mean(axis=0)
     for column, mean, printed in zip(CONSISTENCY_COLUMNS, means, printed_means, strict=True):
-        yield compare_number(place, f"mean τ, {column}", float(mean), printed)
-    if name == "TABLE_2":
+        yield compare_number(location, f"mean τ, {column}", float(mean), printed)
+    yield _compare_differences(location, table, [(0, 1, 2)])
+    yield _count_untied_values(table_name, location, table[:, :2])
+    if table_name == "TABLE_2":
         share = 100 * means[2] / means[0]
-        yield compare_number(place, "improvement, per cent", float(share), "88.9")
+        yield compare_number(location, "improvement, per cent", float(share), "88.9")
     else:
         improved = int((table[:, 2] > 0).sum())
-        yield compare_number(place, "benchmarks that improve, of 6", improved, "5")
+        yield compare_number(location, "benchmarks that improve, of 6", improved, "5")
+
+
+def _count_untied_values(table_name: str, location: str, taus: Floats) -> ReproducedNumber:
+    """Count the printed τ that the equation of section 4.1 can give: without ties, τ is (2P − pairs) / pairs."""
+    models = MODELS_IN_TABLE[table_name]
+    pairs = models * (models - 1) // 2
+    possible = (2 * np.arange(pairs + 1) - pairs) / pairs
+    distance = abs(taus.ravel()[:, None] - possible).min(axis=1)
+    is_possible = distance < 0.00051
+    count = int(is_possible.sum())
+    tied_values = ", ".join(f"{tau:.3f}" for tau in taus.ravel()[~is_possible])
+    return compare_claim(
+        location,
+        f"τ that the equation of section 4.1 can give, of {taus.size}",
+        count,
+        f"{taus.size}",
+        holds=count == taus.size,
+        remark=f"{models} models have {pairs} pairs; {tied_values} need ties, as in τ-b",
+    )
 
 
 def _compare_methods(ablation: Ablation) -> Iterator[ReproducedNumber]:
@@ -144,8 +205,31 @@ def _compare_methods(ablation: Ablation) -> Iterator[ReproducedNumber]:
         float(ablation.near[iclip]),
         "2",
     )
-    zero_shot = ablation.mean_rank[ablation.methods.index("instruct")].value
-    few_shot = ablation.mean_rank[ablation.methods.index("instruct@5")].value
+    yield compare_number(
+        "table 4",
+        "scores within one point of the best, asterisks",
+        float(sum(ablation.near)),
+        str(printed["TABLE_4_ASTERISKS"]),
+        remark="57.67 of Qwen2.5-7B on Multi_LogiEval has none",
+    )
+    yield _find_repeated_scores(printed["TABLE_4"])
+    means = np.array([np.mean(rows, axis=1) for rows in printed["TABLE_4"].values()])
+    highest = int((means.argmax(axis=1) == iclip).sum())
+    yield compare_number("section 4.4", "models whose mean is highest by ICLiP, of 6", highest, "6")
+    ranks = {
+        method: mean_rank.value
+        for method, mean_rank in zip(ablation.methods, ablation.mean_rank, strict=True)
+    }
+    yield compare_claim(
+        "section 4.4",
+        "mean rank of light instructions less that of instruct, without examples",
+        ranks["light"] - ranks["instruct"],
+        "light consistently better",
+        holds=ranks["light"] < ranks["instruct"] and ranks["iclip"] < ranks["instruct@5"],
+        remark=f"with examples {ranks['iclip'] - ranks['instruct@5']:.2f}",
+    )
+    zero_shot = ranks["instruct"]
+    few_shot = ranks["instruct@5"]
     yield compare_claim(
         "section 4.4",
         "mean rank of instruct with examples, less that without",
@@ -156,14 +240,71 @@ def _compare_methods(ablation: Ablation) -> Iterator[ReproducedNumber]:
     )
 
 
+def _find_repeated_scores(table: dict[str, list[list[float]]]) -> ReproducedNumber:
+    """Count the models whose score on Minerva Math is that of the column beside it, by the light instruction."""
+    printed = read_printed_numbers("base_models")
+    light = printed["METHODS"].index("light")
+    college_math = printed["TASKS"].index("collegemath")
+    minerva_math = printed["TASKS"].index("minerva_math")
+    scores = np.array([rows[light] for rows in table.values()])
+    repeated = int((scores[:, college_math] == scores[:, minerva_math]).sum())
+    zeros = int((scores[:, minerva_math] == 0).sum())
+    return ReproducedNumber(
+        "table 4",
+        "models whose light score on Minerva Math repeats CollegeMath's",
+        repeated,
+        "–",
+        agrees=None,
+        remark=f"it is 0.00 for the other {zeros}",
+    )
+
+
 def _compare_judges() -> Iterator[ReproducedNumber]:
-    """Yield the ratios of table 11 from its own columns."""
-    for task, row in read_printed_numbers("base_models")["TABLE_11"].items():
+    """Yield the ratios of table 11 from its own columns, and its scores of Llama 3.1 8B beside those of table 4."""
+    tables = read_printed_numbers("base_models")
+    llama = dict(zip(tables["METHODS"], tables["TABLE_4"]["Llama-3.1-8B"], strict=True))
+    for task, row in tables["TABLE_11"].items():
+        column = tables["TASKS"].index(task)
         for method, start in (("instruct", 0), ("ICLiP", 4)):
-            _, verified, upper_bound, ratio = row[start : start + 4]
+            current, verified, upper_bound, ratio = row[start : start + 4]
+            same_cell = llama[method.lower()][column]
+            mean = float(np.mean(llama[method.lower()]))
+            yield compare_number(
+                "table 11",
+                f"{task}, {method}: current, as in table 4",
+                same_cell,
+                f"{current:.2f}",
+                remark="" if same_cell == current else f"the mean of table 4, {mean:.2f}, needs it",
+            )
             yield compare_number(
                 "table 11",
                 f"{task}, {method}: math-verify / judge",
                 verified / upper_bound,
                 f"{ratio:.3f}",
             )
+
+
+def _count_parameters() -> Iterator[ReproducedNumber]:
+    """Yield the parameters of table 12 from its settings.
+
+    Attention has grouped queries, a feed-forward layer is gated, and the head does not share the embedding.
+    """
+    for size_name, settings in read_printed_numbers("base_models")["TABLE_12"].items():
+        hidden = settings["hidden"]
+        key_value_width = hidden // settings["heads"] * settings["key_value_heads"]
+        attention = 2 * hidden * hidden + 2 * hidden * key_value_width
+        feed_forward = 3 * hidden * settings["intermediate"]
+        layers = settings["layers"] * (attention + feed_forward)
+        embeddings = 2 * settings["vocabulary"] * hidden
+        yield compare_number(
+            "table 12",
+            f"billions of parameters, {size_name}",
+            (layers + embeddings) / 1e9,
+            settings["billions"],
+        )
+        yield compare_number(
+            "table 12",
+            f"billions without embeddings, {size_name}",
+            layers / 1e9,
+            settings["non_embedding"],
+        )

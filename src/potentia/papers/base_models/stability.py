@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.random import Generator
 
-from potentia.analysis.checkpoints import Checkpoint, find_checkpoints, group_by_series
+from potentia.analysis.checkpoints import Checkpoint, StepUnit, find_checkpoints, group_by_series
 from potentia.analysis.left_out import describe_left_out, drop_names_in, format_notes
 from potentia.analysis.stats.bootstrap import add_score_noise, kendall_by_row, noise_interval
 from potentia.analysis.stats.correlation import nan_mean
@@ -51,7 +51,9 @@ class StabilityCurve:
     stderr: Floats
     tau: Interval
     gap: float | None  # the smallest resolved; None where none is, or no standard error is known
-    neighbours: float | None  # the share of neighbouring checkpoints told apart in the right order
+    neighbours: (
+        float | None
+    )  # the share of neighbouring checkpoints that differ significantly, in the right order
 
     def to_line(self) -> Line:
         """Return scores against steps, with 95 % intervals where they are known."""
@@ -70,7 +72,7 @@ class StabilityCurve:
 class Stability(Finding):
     """Stability of every benchmark and method over every series of checkpoints."""
 
-    unit: str  # "steps" or "tokens"
+    unit: StepUnit
     baseline: str | None
     methods: tuple[str, ...]
     curves: tuple[StabilityCurve, ...]
@@ -87,40 +89,46 @@ class Stability(Finding):
         )
 
     def _curve_table(self) -> Table:
-        rows = []
+        table_rows = []
         for curve in self.curves:
             names = (curve.series, curve.task, curve.method, len(curve.steps))
-            rows.append((*names, curve.tau, curve.gap, curve.neighbours))
+            table_rows.append((*names, curve.tau, curve.gap, curve.neighbours))
         name_columns = ("series", "task", "method", "checkpoints")
-        columns = (*name_columns, "tau", "low", "high", f"gap ({self.unit})", "neighbours")
+        column_names = (*name_columns, "tau", "low", "high", f"gap ({self.unit})", "neighbours")
         note = (
             f"gap: the smallest distance at which at least {self.power:.0%} of the pairs of checkpoints that far apart "
             "or farther are significantly in the right order (one-sided, 5 %); – where none is. neighbours: the share "
-            f"of adjacent checkpoints so told apart.{format_notes(self.left_out)}"
+            f"of adjacent checkpoints in the right order by that test.{format_notes(self.left_out)}"
         )
         return Table(
-            f"Stability: Kendall's tau between scores and {self.unit}", columns, rows, note
+            f"Stability: Kendall's tau between scores and {self.unit}",
+            column_names,
+            table_rows,
+            note,
         )
 
     def _method_table(self) -> Table:
-        rows = []
+        table_rows = []
         for method in self.methods:
             curves = [curve for curve in self.curves if curve.method == method]
             mean_tau = float(nan_mean([curve.tau.value for curve in curves]))
             resolved = sum(curve.gap is not None for curve in curves)
-            rows.append((method, len(curves), mean_tau, resolved))
+            table_rows.append((method, len(curves), mean_tau, resolved))
         return Table(
             "Mean stability of each method",
-            ("method", "curves", "mean tau", "resolved"),
-            rows,
-            "resolved: curves that resolve some gap. Compare methods on the same curves only.",
+            ("method", "curves", "mean tau", "with a gap"),
+            table_rows,
+            "with a gap: curves that have one. Compare methods on the same curves only.",
         )
 
     def charts(self) -> Sequence[Chart]:
         """Return tau as a heat map, and scores against steps for each benchmark and series."""
         caption = f"Kendall's tau between scores and {self.unit}; 1 means that every later checkpoint scores higher."
-        taus = {(f"{c.task} ({c.series})", c.method): c.tau.value for c in self.curves}
-        charts = tau_charts("stability", caption, taus, self.improvements)
+        tau_by_series_and_method = {
+            (f"{curve.task} ({curve.series})", curve.method): curve.tau.value
+            for curve in self.curves
+        }
+        charts = tau_charts("stability", caption, tau_by_series_and_method, self.improvements)
         for series, task in dict.fromkeys((curve.series, curve.task) for curve in self.curves):
             charts.append(self._plot_curves(series, task))
         return charts
@@ -146,18 +154,28 @@ def find_stability(
     evidence: Evidence,
     checkpoints: Mapping[str, Checkpoint] | None = None,
     *,
-    unit: str | None = None,
+    unit: StepUnit | None = None,
     baseline: str | None = None,
     power: float = 0.8,
 ) -> Stability:
     """Say how stably scores grow over the checkpoints of a run: those given, else those that studies or names tell.
 
     ``baseline`` and ``power`` are those of ``measure_stability``.
+
+    Args:
+        evidence: Evidence, or anything that ``read`` accepts: a store, a table, a folder of results, a DataFrame.
+        checkpoints: Model → its place in a run, from ``read_checkpoints``; else what studies or names tell.
+        unit: ``steps`` or ``tokens``, where both are known.
+        baseline: The method that every other is compared with.
+        power: The power with which a benchmark has to detect a gap between checkpoints.
+
+    Example:
+        >>> potentia.find_stability("potentia.db").to_frame()
     """
     if checkpoints is None:
         checkpoints = find_checkpoints(evidence, unit)
     return measure_stability(
-        evidence.planned, checkpoints, unit=unit or "steps", baseline=baseline, power=power
+        evidence.final_scores, checkpoints, unit=unit or "steps", baseline=baseline, power=power
     )
 
 
@@ -165,7 +183,7 @@ def measure_stability(
     scores: Mapping[Protocol, ScoreMatrix],
     checkpoints: Mapping[str, Checkpoint],
     *,
-    unit: str = "steps",
+    unit: StepUnit = "steps",
     baseline: str | None = None,
     power: float = 0.8,
 ) -> Stability:
@@ -209,7 +227,9 @@ def _explain_left_out(
     checkpoints: Mapping[str, Checkpoint],
     method_scores: MethodScores,
 ) -> tuple[str, ...]:
-    followed = {model for curve in curves for model in curve.models}
+    followed: set[str] = set()
+    for curve in curves:
+        followed.update(curve.models)
     unscored = drop_names_in(checkpoints, method_scores.models)
     reasons = {
         "no score": unscored,
@@ -221,12 +241,12 @@ def _explain_left_out(
     return describe_left_out(reasons)
 
 
-def resolvable_gap(
+def measure_resolvable_gap(
     steps: Floats, scores: Floats, stderr: Floats, *, power: float = 0.8
 ) -> tuple[float | None, float | None]:
-    """Return the smallest gap resolved, and the share of neighbouring checkpoints told apart.
+    """Return the smallest gap resolved, and the share of neighbouring checkpoints that differ.
 
-    A pair is told apart when the later checkpoint's score is higher by more than 1.645 standard errors of the
+    A pair differs when the later checkpoint's score is higher by more than 1.645 standard errors of the
     difference. A gap g is resolved when at least ``power`` of the pairs with a distance of g or more are. Checkpoints
     share their items, which makes the true error of a difference smaller than this one: the gap errs on the large side.
     """
@@ -235,12 +255,12 @@ def resolvable_gap(
     early, late = np.triu_indices(len(steps), k=1)
     distance = steps[late] - steps[early]
     difference_stderr = np.hypot(stderr[late], stderr[early])
-    is_told_apart = scores[late] - scores[early] > ONE_SIDED_Z * difference_stderr
+    is_significant = scores[late] - scores[early] > ONE_SIDED_Z * difference_stderr
     is_adjacent = (late - early == 1) & (distance > 0)
-    neighbours = float(is_told_apart[is_adjacent].mean()) if is_adjacent.any() else None
-    for gap in np.unique(distance[distance > 0]).tolist():
-        if is_told_apart[distance >= gap].mean() >= power:
-            return gap, neighbours
+    neighbours = float(is_significant[is_adjacent].mean()) if is_adjacent.any() else None
+    for step_gap in np.unique(distance[distance > 0]).tolist():
+        if is_significant[distance >= step_gap].mean() >= power:
+            return step_gap, neighbours
     return None, neighbours
 
 
@@ -261,7 +281,7 @@ def _measure_curve(
     scores = scores[is_scored]
     stderr = stderr[is_scored]
     tau_draws = _draw_taus(steps, scores, stderr, rng)
-    gap, neighbours = resolvable_gap(steps, scores, stderr, power=power)
+    step_gap, neighbours = measure_resolvable_gap(steps, scores, stderr, power=power)
     task, method = column
     return StabilityCurve(
         series=series,
@@ -272,7 +292,7 @@ def _measure_curve(
         scores=scores,
         stderr=stderr,
         tau=noise_interval(float(kendall_by_row(steps, scores)), tau_draws, bounds=(-1.0, 1.0)),
-        gap=gap,
+        gap=step_gap,
         neighbours=neighbours,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, product
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,11 +11,15 @@ import numpy as np
 
 from potentia.analysis.checkpoints import find_instruct_versions
 from potentia.analysis.left_out import describe_left_out, drop_names_in, join_first_names
+from potentia.analysis.stats.relatives import ModelFamilies
 from potentia.errors import InputError
+from potentia.facts import CATEGORIES
 from potentia.papers.proxy_tasks import proxies, validation
+from potentia.papers.proxy_tasks.capabilities import find_capability
 from potentia.papers.proxy_tasks.options import ProxyOptions
 from potentia.papers.proxy_tasks.proxies import (
     METRICS,
+    TOP,
     ProxyTasks,
     Robustness,
     SamplingConsistency,
@@ -23,13 +27,11 @@ from potentia.papers.proxy_tasks.proxies import (
 )
 from potentia.papers.proxy_tasks.validation import Forecast, TooFewError, Validation
 from potentia.values.findings import Findings
-from potentia.values.protocol import Protocol
+from potentia.values.protocol import Protocol, TaskName
 from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
-
-TOP = 10  # t of the paper's algorithm 1
 
 
 def _list_configurations(options: ProxyOptions) -> Sequence[tuple[int, int]]:
@@ -43,8 +45,8 @@ def _list_configurations(options: ProxyOptions) -> Sequence[tuple[int, int]]:
 
 def _choose_transform(options: ProxyOptions) -> Transform:
     """Return f(R) of S = C · f(R)."""
-    known = {"log": proxies.log_ratio, "none": proxies.ignore_robustness}
-    return known.get(options.weigh, proxies.sigmoid(options.steepness))
+    other_transforms = {"log": proxies.log_ratio, "none": proxies.ignore_robustness}
+    return other_transforms.get(options.weigh, proxies.sigmoid(options.steepness))
 
 
 @dataclass(frozen=True)
@@ -66,137 +68,185 @@ def find_proxies(
 
     ``truth`` holds later scores of the early models under the same names, or of their chat versions. With ``on``, the
     target is what chat models score, and the candidates what their base models do (or they themselves).
+
+    Args:
+        evidence: Evidence, or anything that ``read`` accepts: a store, a table, a folder of results, a DataFrame.
+        options: The target, the candidates and how they are chosen.
+        truth: Later scores of the early models under the same names, or of their chat versions. With ``on``, the
+            target is what chat models score, and the candidates what their base models do (or they themselves).
+
+    Example:
+        >>> potentia.find_proxies("scores.csv", potentia.ProxyOptions(target="gsm8k")).to_frame()
     """
-    target, protocol = options.target, Protocol(options.protocol)
-    whole = evidence.narrowed(protocols=[protocol]).scores[protocol]
-    rivals = list(whole.corpora().tasks if options.corpora is None else options.corpora)
-    wanted = [
-        task for task in options.candidates or drop_names_in(whole.tasks, rivals) if task != target
-    ]
-    small = {*options.data_group, *options.seed_group, *options.early}
-    others = whole.select(models=drop_names_in(whole.models, small))
-    couples = _couples(evidence, options)
-    reference = others
+    target = options.target
+    protocol = Protocol(options.protocol)
+    scores = evidence.narrowed(protocols=[protocol]).scores[protocol]
+    rivals = list(scores.corpora().tasks if options.corpora is None else options.corpora)
+    named_tasks = options.candidates or drop_names_in(scores.tasks, rivals)
+    candidates = [task for task in named_tasks if task != target]
+    small_models = {*options.data_group, *options.seed_group, *options.early}
+    full_models = scores.select(models=drop_names_in(scores.models, small_models))
+    couples = _find_couples(evidence, options)
+    reference = full_models
     if options.on != "same":
-        reference = validation.join_pairs(others, couples, target, wanted).matrix(
-            options.on, wanted
-        )
-    sampled = _sampling(reference, options, wanted)
-    chosen = (
-        sampled.chosen
-        if sampled is not None and options.correlation == "auto"
-        else options.correlation
-    )
-    robust = None
+        joined = validation.join_pairs(full_models, couples, target, candidates)
+        reference = joined.join_target(options.on, candidates)
+    sampling = _measure_sampling(reference, options, candidates)
+    metric: str | None = options.correlation
+    if sampling is not None and options.correlation == "auto":
+        metric = sampling.chosen
+    robustness = None
     if options.data_group or options.seed_group:
-        groups = list(options.data_group), list(options.seed_group)
-        robust = proxies.measure_robustness(whole.select(tasks=wanted), *groups)
+        robustness = proxies.measure_robustness(
+            scores.select(tasks=candidates), list(options.data_group), list(options.seed_group)
+        )
     choice: dict[str, Any] = {
-        "metric": chosen if chosen in METRICS else "kendall",
-        "how": options.normalise,
-        "robust": robust,
+        "metric": metric if metric in METRICS else "kendall",
+        "normalisation": options.normalise,
+        "robust": robustness,
         "min_relevance": options.min_relevance,
         "min_robustness": options.min_robustness,
         "transform": _choose_transform(options),
-        "top": options.keep,
+        "top_count": options.keep,
     }
-    tasks = proxies.choose_proxies(reference, target, wanted, **choice)
-    problems, forecast, judged = _unused(reference, options, wanted, others, couples), None, None
-    if not tasks.weights:
+    proxy_tasks = proxies.choose_proxies(reference, target, candidates, **choice)
+    capabilities = _find_capabilities(evidence, candidates)
+    proxy_tasks = replace(proxy_tasks, capabilities=capabilities)
+    problems = _list_unused(reference, options, candidates, full_models, couples)
+    forecast = None
+    if not proxy_tasks.weights:
         problems.append(
-            "no task passed the thresholds: lower --min-relevance or --min-robustness to predict"
+            "no task passed the thresholds: lower min_relevance or min_robustness of ProxyOptions to predict"
         )
     elif options.early:
-        known = _later(truth, options, couples) if truth is not None else {}
-        early = whole.select(models=options.early)
+        later_scores = {}
+        if truth is not None:
+            later_scores = _read_later_scores(truth, options, couples)
         forecast = validation.make_forecast(
-            tasks.weights, early, target, truth=known, corpora=rivals
+            proxy_tasks.weights,
+            scores.select(models=options.early),
+            target,
+            truth=later_scores,
+            corpora=rivals,
         )
-    families = evidence.background.families if options.families else {}
-    paired: dict[str, Any] = {
-        "corpora": rivals,
-        "pairs": couples or None,
-        "groups": families,
-        "splits": options.splits,
-    }
+    families = ModelFamilies.of_evidence(evidence).family_of_model
+    validated = None
     try:
-        judged = validation.validate(others, target, wanted, **paired, **choice)
+        validated = validation.validate(
+            full_models,
+            target,
+            candidates,
+            corpora=rivals,
+            pairs=couples or None,
+            groups=families if options.families else {},
+            splits=options.splits,
+            **choice,
+        )
     except TooFewError:
         problems.append(
             f"no test on other models: fewer than {validation.LEAST_MODELS} have all scores"
         )
-    return Proxies(sampled, robust, tasks, forecast, judged, tuple(problems))
+    return Proxies(
+        sampling=sampling,
+        robustness=robustness,
+        proxies=proxy_tasks,
+        forecast=forecast,
+        validation=validated,
+        problems=tuple(problems),
+    )
 
 
-def _unused(
+def _find_capabilities(evidence: Evidence, tasks: Sequence[str]) -> dict[str, str]:
+    """Return the category of every task that has one, by users and facts first, then by the paper's table 1."""
+    categories = evidence.background.categories
+    capabilities = {}
+    for task in tasks:
+        category = categories.get(task) or categories.get(TaskName(task).base)
+        if category:
+            capabilities[task] = CATEGORIES.get(category, category)
+            continue
+        capability = find_capability(task)
+        if capability is not None:
+            capabilities[task] = capability
+    return capabilities
+
+
+def _list_unused(
     reference: ScoreMatrix,
     options: ProxyOptions,
-    wanted: Sequence[str],
-    others: ScoreMatrix,
+    candidates: Sequence[str],
+    full_models: ScoreMatrix,
     couples: Mapping[str, str],
 ) -> list[str]:
     """Say who takes no part in choosing proxies, and why."""
     reasons: dict[str, list[str]] = {}
     if options.on != "same":
         reasons["in no pair of base and chat"] = drop_names_in(
-            others.models, {*couples, *couples.values()}
+            full_models.models, {*couples, *couples.values()}
         )
         reasons["not scored on both sides of the pair"] = drop_names_in(couples, reference.models)
-    used = reference.select(tasks=[options.target, *wanted])
-    for model, row in zip(used.models, np.isnan(used.values), strict=True):
-        if row.any():
-            reasons.setdefault(
-                f"no score on {join_first_names(list(compress(used.tasks, row)), 2)}", []
-            ).append(model)
+    used_scores = reference.select(tasks=[options.target, *candidates])
+    for model, is_missing in zip(used_scores.models, np.isnan(used_scores.values), strict=True):
+        if is_missing.any():
+            missing_tasks = list(compress(used_scores.tasks, is_missing))
+            reason = f"no score on {join_first_names(missing_tasks, 2)}"
+            reasons.setdefault(reason, []).append(model)
     return list(describe_left_out(reasons))
 
 
-def _couples(evidence: Evidence, options: ProxyOptions) -> dict[str, str]:
+def _find_couples(evidence: Evidence, options: ProxyOptions) -> dict[str, str]:
     """Return base → chat: as given, else by what studies and facts tell; none where nothing asks for pairs."""
     if options.on == "same" and not options.pairs:
         return {}
     if not isinstance(options.pairs, bool):
         return dict(options.pairs)
-    there = set(evidence.models)
-    found = {
-        base: chat
-        for base, chat in find_instruct_versions(evidence).items()
-        if {base, chat} <= there
-    }
-    if not found:
+    scored_models = set(evidence.models)
+    couples = {}
+    for base_model, chat_model in find_instruct_versions(evidence).items():
+        if {base_model, chat_model} <= scored_models:
+            couples[base_model] = chat_model
+    if not couples:
         raise InputError(
-            "no pairs of base and instruct models are known here", hint="name them with --pair-file"
+            "no pairs of base and instruct models are known here", hint="name them with --pairs"
         )
-    return found
+    return couples
 
 
-def _sampling(
-    reference: ScoreMatrix, options: ProxyOptions, wanted: Sequence[str]
+def _measure_sampling(
+    reference: ScoreMatrix, options: ProxyOptions, candidates: Sequence[str]
 ) -> SamplingConsistency | None:
     """Run algorithm 1, unless the top is all candidates: that is the same in every sample."""
-    usable = reference.select(tasks=[options.target, *wanted]).complete()
-    asked = _list_configurations(options)
-    sizes = asked if options.sampled else [(n, k) for n, k in asked if n <= len(usable.models)]
-    top = options.top or min(TOP, len(wanted) // 2)
-    if not sizes or not 0 < top < len(wanted):
+    usable = reference.select(tasks=[options.target, *candidates]).drop_incomplete_models()
+    configurations = _list_configurations(options)
+    if not options.sampled:
+        configurations = [(n, k) for n, k in configurations if n <= len(usable.models)]
+    top_count = options.top or min(TOP, len(candidates) // 2)
+    if not configurations or not 0 < top_count < len(candidates):
         return None
-    how = cast("proxies.Normalise", options.normalise)
     return proxies.measure_sampling(
-        usable, options.target, wanted, top=top, configurations=sizes, how=how
+        usable,
+        options.target,
+        candidates,
+        top_count=top_count,
+        configurations=configurations,
+        normalisation=cast("proxies.Normalise", options.normalise),
     )
 
 
-def _later(truth: Evidence, options: ProxyOptions, couples: Mapping[str, str]) -> dict[str, float]:
+def _read_later_scores(
+    truth: Evidence, options: ProxyOptions, couples: Mapping[str, str]
+) -> dict[str, float]:
     """Return the later scores of the early models, or of their chat versions; of the source's only protocol."""
-    scores = truth.scores
-    matrix = next(
-        (m for p, m in scores.items() if p == options.protocol), next(iter(scores.values()))
-    )
+    matrix = truth.scores.get(Protocol(options.protocol))
+    if matrix is None:
+        matrix = next(iter(truth.scores.values()))
     column = matrix.select(tasks=[options.target])
-    known = {
-        m: float(v)
-        for m, v in zip(column.models, column.oriented()[:, 0], strict=True)
-        if np.isfinite(v)
-    }
-    names = {m: next((n for n in (couples.get(m), m) if n in known), None) for m in options.early}
-    return {m: known[n] for m, n in names.items() if n is not None}
+    score_by_model = dict(zip(column.models, column.oriented()[:, 0].tolist(), strict=True))
+    later_scores = {}
+    for model in options.early:
+        for model_name in (couples.get(model, model), model):
+            score = score_by_model.get(model_name, np.nan)
+            if np.isfinite(score):
+                later_scores[model] = score
+                break
+    return later_scores

@@ -34,7 +34,7 @@ def analyze_proxies(evidence: Evidence, options: ProxyCommandOptions) -> Analysi
     from potentia.papers.proxy_tasks.analysis import find_proxies
 
     result = find_proxies(evidence, _analysis_options(evidence, options))
-    return AnalysisOutput(result.named(), remarks=result.problems)
+    return AnalysisOutput(result.findings_by_name(), remarks=result.problems)
 
 
 def _analysis_options(evidence: Evidence, options: ProxyCommandOptions) -> ProxyOptions:
@@ -64,7 +64,7 @@ def find_proxy_content(request: SectionRequest) -> SectionContent | None:
     if options is None:
         return None
     result = find_proxies(request.evidence, options)
-    return SectionContent(shown=[result], named=result.named())
+    return SectionContent(shown=[result], named=result.findings_by_name())
 
 
 PROXY_SECTION = ReportSection(

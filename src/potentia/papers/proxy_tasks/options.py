@@ -23,7 +23,7 @@ class ProxyOptions:
 
     target: str = command_option("The task to predict.", ...)
     candidates: tuple[str, ...] | None = command_option(
-        "Candidate tasks; else all other benchmarks."
+        "Candidate tasks; by default all other benchmarks."
     )
     protocol: str = "direct"
     corpora: tuple[str, ...] | None = None  # rivals; all texts to predict where absent
@@ -46,11 +46,12 @@ class ProxyOptions:
     splits: int = 200
 
     def __post_init__(self) -> None:
-        for name, (kind, choices) in CHOICES.items():
-            value = getattr(self, name)
+        for option_name, (option_kind, choices) in CHOICES.items():
+            value = getattr(self, option_name)
             if value not in choices:
                 raise InputError(
-                    f"no {kind} {value!r}", hint=f"{name} is one of: {', '.join(choices)}"
+                    f"no {option_kind} {value!r}",
+                    hint=f"{option_name} is one of: {', '.join(choices)}",
                 )
 
 

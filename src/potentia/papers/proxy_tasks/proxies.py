@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Literal, get_args
 
@@ -36,6 +36,7 @@ from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Interval, Table
 from potentia.values.scores import Floats, ScoreMatrix
 
+TOP = 10  # t of the paper's algorithm 1
 _SMALL_GROUP = 6
 
 
@@ -62,14 +63,18 @@ class Robustness(Finding):
     def tables(self) -> Sequence[Table]:
         """Return table 5's layout, with the interval and the verdict."""
         note = "R above one: data moves the task more than the seed does. Interval: F distribution, normal scores."
-        data, seeds = min(
-            ((t.data_models, t.seed_models) for t in self.tasks),
-            default=(_SMALL_GROUP, _SMALL_GROUP),
-        )
-        if min(data, seeds) < _SMALL_GROUP:
-            widest = np.divide(*_tails(data - 1, seeds - 1)) if min(data, seeds) > 1 else np.inf
-            note += f" Groups as small as {data} and {seeds} models: the interval spans a factor of {widest:.0f}."
-        columns = (
+        group_sizes = [(task.data_models, task.seed_models) for task in self.tasks]
+        data_models, seed_models = min(group_sizes, default=(_SMALL_GROUP, _SMALL_GROUP))
+        smaller_group = min(data_models, seed_models)
+        if smaller_group < _SMALL_GROUP:
+            factor = np.inf
+            if smaller_group > 1:
+                factor = np.divide(*_f_quantiles(data_models - 1, seed_models - 1))
+            note += (
+                f" Groups as small as {data_models} and {seed_models} models:"
+                f" the interval spans a factor of {factor:.0f}."
+            )
+        column_names = (
             "task",
             "data models",
             "seed models",
@@ -91,57 +96,89 @@ class Robustness(Finding):
             "p_value",
             "verdict",
         )
-        rows = map(attrgetter(*names), self.tasks)
+        table_rows = map(attrgetter(*names), self.tasks)
         title = "Robustness to training: variance over data against variance over seeds"
-        return (Table(title, columns, rows, note),)
+        return (Table(title, column_names, table_rows, note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return R with its interval, one bar per task."""
-        known = {t.task: t.ratio for t in self.tasks if np.isfinite(t.ratio.value)}
+        ratios = {task.task: task.ratio for task in self.tasks if np.isfinite(task.ratio.value)}
         caption = "Variance over data divided by variance over seeds. Below one, the seed matters more than the data."
-        names, ratios = list(known), {"R": list(known.values())}
-        return (Bars("robustness", "Robustness of each task", caption, names, ratios, y_label="R"),)
+        bars = Bars(
+            "robustness",
+            "Robustness of each task",
+            caption,
+            list(ratios),
+            {"R": list(ratios.values())},
+            y_label="R",
+        )
+        return (bars,)
 
 
 def measure_robustness(
     scores: ScoreMatrix, data_group: Sequence[str], seed_group: Sequence[str]
 ) -> Robustness:
     """Compare, task by task, the models trained on different data with those that differ in their seed only."""
-    both = sorted(set(data_group) & set(seed_group))
-    if both:
+    in_both_groups = sorted(set(data_group) & set(seed_group))
+    if in_both_groups:
         raise InputError(
-            f"in both groups: {', '.join(both)}",
+            f"in both groups: {', '.join(in_both_groups)}",
             hint="a model differs either in its data or in its seed",
         )
-    data, seeds = scores.select(models=data_group).values, scores.select(models=seed_group).values
-    return Robustness(tuple(map(variance_ratio, data.T, seeds.T, scores.tasks)))
+    data_scores = scores.select(models=data_group).values
+    seed_scores = scores.select(models=seed_group).values
+    return Robustness(tuple(map(variance_ratio, data_scores.T, seed_scores.T, scores.tasks)))
 
 
 def variance_ratio(data: npt.ArrayLike, seeds: npt.ArrayLike, task: str = "") -> TaskRobustness:
     """Divide the two sample variances and give the ratio its F interval of 95 %: [R / F(1-α/2), R / F(α/2)]."""
-    groups = [np.asarray(group, dtype=np.float64) for group in (data, seeds)]
-    groups = [group[np.isfinite(group)] for group in groups]
-    sizes = len(groups[0]), len(groups[1])
-    top, bottom = (float(group.var(ddof=1)) if len(group) > 1 else np.nan for group in groups)
-    if min(sizes) < 2 or bottom == 0.0:
-        why = (
-            "a variance needs two models in each group"
-            if min(sizes) < 2
-            else "all seeds score the same"
-        )
-        unknown = Interval(np.nan, np.nan, np.nan)
-        return TaskRobustness(task, *sizes, top, bottom, unknown, np.nan, f"cannot tell: {why}")
-    ratio, freedom = top / bottom, (sizes[0] - 1, sizes[1] - 1)
-    low, high = (ratio / float(tail) for tail in _tails(*freedom))
-    verdict = "robust" if low > 1 else "noise" if high < 1 else "cannot tell"
-    p_value = float(f_distribution.sf(ratio, *freedom))
-    return TaskRobustness(task, *sizes, top, bottom, Interval(ratio, low, high), p_value, verdict)
+    data_scores = _drop_missing(data)
+    seed_scores = _drop_missing(seeds)
+    data_variance = _sample_variance(data_scores)
+    seed_variance = _sample_variance(seed_scores)
+    ratio = Interval(np.nan, np.nan, np.nan)
+    p_value = np.nan
+    if min(len(data_scores), len(seed_scores)) < 2:
+        verdict = "cannot tell: a variance needs two models in each group"
+    elif seed_variance == 0.0:
+        verdict = "cannot tell: all seeds score the same"
+    else:
+        freedom = (len(data_scores) - 1, len(seed_scores) - 1)
+        value = data_variance / seed_variance
+        upper_quantile, lower_quantile = _f_quantiles(*freedom)
+        ratio = Interval(value, value / float(upper_quantile), value / float(lower_quantile))
+        p_value = float(f_distribution.sf(value, *freedom))
+        verdict = "cannot tell"
+        if ratio.low > 1:
+            verdict = "robust"
+        elif ratio.high < 1:
+            verdict = "noise"
+    return TaskRobustness(
+        task=task,
+        data_models=len(data_scores),
+        seed_models=len(seed_scores),
+        data_variance=data_variance,
+        seed_variance=seed_variance,
+        ratio=ratio,
+        p_value=p_value,
+        verdict=verdict,
+    )
 
 
-def _tails(data: int, seeds: int) -> Floats:
+def _drop_missing(scores: npt.ArrayLike) -> Floats:
+    values = np.asarray(scores, dtype=np.float64)
+    return values[np.isfinite(values)]
+
+
+def _sample_variance(scores: Floats) -> float:
+    """Return the unbiased variance; NaN of fewer than two scores."""
+    return float(scores.var(ddof=1)) if len(scores) > 1 else np.nan
+
+
+def _f_quantiles(data_freedom: int, seed_freedom: int) -> Floats:
     """Return the upper and the lower end of the F distribution with these degrees of freedom."""
-    tail = (1 - 0.95) / 2
-    return np.asarray(f_distribution.ppf([1 - tail, tail], data, seeds))
+    tail_share = (1 - 0.95) / 2
+    return np.asarray(f_distribution.ppf([1 - tail_share, tail_share], data_freedom, seed_freedom))
 
 
 Metric = Literal["pearson", "spearman", "kendall"]
@@ -150,31 +187,32 @@ Normalise = Literal["both", "feature", "none"]
 _CORRELATE = {"pearson": pearson_matrix, "spearman": spearman_matrix, "kendall": kendall_matrix}
 
 
-def normalise(values: Floats, how: Normalise = "both") -> Floats:
+def normalise(values: Floats, steps: Normalise = "both") -> Floats:
     """Normalise (models, tasks): ``feature`` each task across models, ``both`` then each model across tasks.
 
     A task on which all models score the same carries no information and becomes zeros.
     """
-    if how == "none":
+    if steps == "none":
         return values
     by_task = _standardise(values, axis=0)
-    return by_task if how == "feature" else _standardise(by_task, axis=1)
+    return by_task if steps == "feature" else _standardise(by_task, axis=1)
 
 
 def performance(
     scores: ScoreMatrix, target: str, candidates: Sequence[str] | None = None
 ) -> ScoreMatrix:
     """Return the target, then the candidates (default: all other tasks), on the models that have every score."""
-    others = [task for task in (candidates or scores.tasks) if task != target]
-    chosen = scores.select(tasks=[target, *dict.fromkeys(others)]).complete()
+    other_tasks = [task for task in (candidates or scores.tasks) if task != target]
+    chosen = scores.select(tasks=[target, *dict.fromkeys(other_tasks)]).drop_incomplete_models()
     if len(chosen.tasks) < 2:
         raise InputError(
             "no candidate task besides the target", hint="name candidates, or score more tasks"
         )
     if len(chosen.models) < 3:
-        few = f"only {len(chosen.models)} models have a score on {target} and on every candidate"
         raise InputError(
-            f"{few}; three are needed", hint="leave out candidates that few models were scored on"
+            f"only {len(chosen.models)} models have a score on {target} and on every candidate;"
+            " three are needed",
+            hint="leave out candidates that few models were scored on",
         )
     return chosen
 
@@ -184,14 +222,14 @@ def measure_relevance(
     target: str,
     candidates: Sequence[str] | None = None,
     *,
-    how: Normalise = "both",
+    normalisation: Normalise = "both",
 ) -> tuple[ScoreMatrix, dict[Metric, Floats]]:
     """Correlate the target with every candidate by Pearson, Spearman and Kendall on the normalised scores.
 
     Returns the scores, the target's first, and by each metric the correlations of the candidates.
     """
     chosen = performance(scores, target, candidates)
-    vectors = normalise(chosen.oriented(), how)
+    vectors = normalise(chosen.oriented(), normalisation)
     return chosen, {metric: correlate_target(vectors, metric) for metric in METRICS}
 
 
@@ -221,12 +259,12 @@ def sigmoid(steepness: float = 1.0) -> Transform:
     return lambda x: float(1.0 / (1.0 + np.exp(-steepness * x)))
 
 
-def log_ratio(x: float) -> float:
+def log_ratio(robustness: float) -> float:
     """Return f(x) = log(1 + x): monotone, zero at zero, never saturating."""
-    return float(np.log1p(x))
+    return float(np.log1p(robustness))
 
 
-def ignore_robustness(x: float) -> float:
+def ignore_robustness(robustness: float) -> float:
     """Return f(x) = 1: relevance alone."""
     return 1.0
 
@@ -255,51 +293,81 @@ class ProxyTasks(Finding):
     min_relevance: float
     min_robustness: float
     proxies: tuple[Proxy, ...]  # by descending weight, then relevance
+    capabilities: Mapping[str, str] = field(default_factory=dict)  # what kind of task each one is
 
     @property
     def weights(self) -> dict[str, float]:
         """The kept tasks and their weights, which add up to one."""
-        return {p.task: p.weight for p in self.proxies if not p.dropped}
+        return {proxy.task: proxy.weight for proxy in self.proxies if not proxy.dropped}
 
     def tables(self) -> Sequence[Table]:
         """Return every candidate with its relevance, robustness and weight."""
         note = f"Chosen by {self.metric} over {self.models} models."
-        if not any(p.robustness is not None for p in self.proxies):
+        if not any(proxy.robustness is not None for proxy in self.proxies):
             note += " No groups of small models were given: robustness is unknown, the weights are relevance alone."
         if self.how == "both" and len(self.proxies) < _FEW_TASKS:
             note += (
                 f" Normalising each model over only {len(self.proxies) + 1} tasks pushes every correlation down;"
                 " normalise by task alone (feature), or name more candidates."
             )
-        columns = ("task", *METRICS, "R", "S", "weight", "dropped because")
-        rows = []
-        for p in self.proxies:
-            ratio = p.robustness.ratio.value if p.robustness else None
-            rows.append(
-                (p.task, *(p.by_metric[m] for m in METRICS), ratio, p.score, p.weight, p.dropped)
+        column_names = ("task", *METRICS, "R", "S", "weight", "dropped because")
+        table_rows = []
+        for proxy in self.proxies:
+            ratio = proxy.robustness.ratio.value if proxy.robustness else None
+            relevance = [proxy.by_metric[metric] for metric in METRICS]
+            table_rows.append(
+                (proxy.task, *relevance, ratio, proxy.score, proxy.weight, proxy.dropped)
             )
-        return (Table(f"Proxy tasks for {self.target}", columns, rows, note),)
+        candidates = Table(f"Proxy tasks for {self.target}", column_names, table_rows, note)
+        if not any(proxy.task in self.capabilities for proxy in self.proxies):
+            return (candidates,)
+        return candidates, self._tabulate_capabilities()
+
+    def _tabulate_capabilities(self) -> Table:
+        """Return how many of the most relevant tasks are of each capability, by each correlation (section 4.1)."""
+        size = min(TOP, max(1, len(self.proxies) // 2))
+        counts: dict[Metric, Counter[str]] = {}
+        for metric in METRICS:
+            ranked = sorted(self.proxies, key=lambda proxy: -proxy.by_metric[metric])
+            counts[metric] = Counter(self._name_capability(proxy) for proxy in ranked[:size])
+        all_candidates = Counter(map(self._name_capability, self.proxies))
+        table_rows = []
+        for capability, candidates in all_candidates.most_common():
+            table_rows.append(
+                (capability, candidates, *(counts[metric][capability] for metric in METRICS))
+            )
+        return Table(
+            f"The {size} tasks most relevant to {self.target}, by capability",
+            ("capability", "candidates", *METRICS),
+            table_rows,
+            "How many of the most relevant tasks are of each kind, by each correlation.",
+        )
+
+    def _name_capability(self, proxy: Proxy) -> str:
+        return self.capabilities.get(proxy.task) or "unknown"
 
     def charts(self) -> Sequence[Chart]:
         """Return the weights, and the relevance of every candidate by each metric (figure 1)."""
-        by_metric = {str(m): [p.by_metric[m] for p in self.proxies] for m in METRICS}
-        names, shares = [p.task for p in self.proxies], {"weight": self.weights.values()}
-        title, caption = (
+        relevance = {}
+        for metric in METRICS:
+            relevance[str(metric)] = [proxy.by_metric[metric] for proxy in self.proxies]
+        weights_chart = Bars(
+            "proxy-weights",
             f"Weights of the proxy tasks for {self.target}",
             "Share of each proxy in the prediction.",
+            self.weights,
+            {"weight": self.weights.values()},
+            y_label="weight",
         )
-        relevant = "Correlation of each candidate's normalised scores with the target's."
-        return (
-            Bars("proxy-weights", title, caption, self.weights, shares, y_label="weight"),
-            Bars(
-                "proxy-relevance",
-                f"Relevance to {self.target}",
-                relevant,
-                names,
-                by_metric,
-                y_label="correlation",
-            ),
+        relevance_chart = Bars(
+            "proxy-relevance",
+            f"Relevance to {self.target}",
+            "Correlation of each candidate's normalised scores with the target's.",
+            [proxy.task for proxy in self.proxies],
+            relevance,
+            y_label="correlation",
         )
+        return weights_chart, relevance_chart
 
 
 def choose_proxies(
@@ -308,37 +376,53 @@ def choose_proxies(
     candidates: Sequence[str] | None = None,
     *,
     metric: Metric = "kendall",
-    how: Normalise = "both",
+    normalisation: Normalise = "both",
     robust: Robustness | None = None,
     min_relevance: float = 0.0,
     min_robustness: float = 1.0,
     transform: Transform | None = None,
-    top: int | None = None,
+    top_count: int | None = None,
 ) -> ProxyTasks:
     """Choose and weigh the proxy tasks for ``target`` among ``candidates`` (default: all other tasks).
 
     A candidate must lie above ``min_relevance`` and, where ``robust`` knows it, at or above ``min_robustness``;
-    ``top`` then keeps the highest S only. Without ``robust`` the weights follow from relevance alone.
+    ``top_count`` then keeps the highest S only. Without ``robust`` the weights follow from relevance alone.
     """
     if metric not in METRICS:
         raise InputError(f"no metric {metric!r}", hint=f"choose one of: {', '.join(METRICS)}")
-    chosen, relevance = measure_relevance(scores, target, candidates, how=how)
-    measured = {t.task: t for t in robust.tasks} if robust else {}
-    shape = transform or sigmoid()
+    chosen, relevance = measure_relevance(scores, target, candidates, normalisation=normalisation)
+    robustness_by_task = {task.task: task for task in robust.tasks} if robust else {}
+    squash = transform or sigmoid()
     proxies: list[Proxy] = []
-    for place, task in enumerate(chosen.tasks[1:]):
-        by_metric = {m: float(relevance[m][place]) for m in METRICS}
-        value, known = by_metric[metric], measured.get(task)
-        ratio = known.ratio.value if known is not None else np.nan
-        score = value * shape(ratio) if np.isfinite(ratio) else value
-        why = ""
-        if not value > min_relevance:
-            why = f"relevance not above {min_relevance:g}"
-        elif known is not None and not ratio >= min_robustness:
-            why = f"robustness below {min_robustness:g}" if np.isfinite(ratio) else known.verdict
-        proxies.append(Proxy(task, value, by_metric, known, score, 0.0, why))
+    for column, task in enumerate(chosen.tasks[1:]):
+        by_metric = {metric_name: float(relevance[metric_name][column]) for metric_name in METRICS}
+        task_relevance = by_metric[metric]
+        robustness = robustness_by_task.get(task)
+        ratio = np.nan if robustness is None else robustness.ratio.value
+        has_ratio = bool(np.isfinite(ratio))
+        reason = ""
+        if not task_relevance > min_relevance:
+            reason = f"relevance not above {min_relevance:g}"
+        elif robustness is not None and not ratio >= min_robustness:
+            reason = f"robustness below {min_robustness:g}" if has_ratio else robustness.verdict
+        proxy = Proxy(
+            task=task,
+            relevance=task_relevance,
+            by_metric=by_metric,
+            robustness=robustness,
+            score=task_relevance * squash(ratio) if has_ratio else task_relevance,
+            weight=0.0,
+            dropped=reason,
+        )
+        proxies.append(proxy)
     return ProxyTasks(
-        target, metric, how, len(chosen.models), min_relevance, min_robustness, _weigh(proxies, top)
+        target=target,
+        metric=metric,
+        how=normalisation,
+        models=len(chosen.models),
+        min_relevance=min_relevance,
+        min_robustness=min_robustness,
+        proxies=_weigh_proxies(proxies, top_count),
     )
 
 
@@ -346,23 +430,28 @@ def predict(weights: Mapping[str, float], scores: ScoreMatrix) -> Floats:
     """Weighted mean of each model's proxy scores, higher is better; NaN where a model lacks one of them."""
     if not weights:
         raise InputError(
-            "no proxy task passed the thresholds", hint="lower --min-relevance or --min-robustness"
+            "no proxy task passed the thresholds",
+            hint="lower min_relevance or min_robustness of ProxyOptions",
         )
     chosen = scores.select(tasks=list(weights))
     return np.asarray(chosen.oriented() @ np.array(list(weights.values())))
 
 
-def _weigh(proxies: Sequence[Proxy], top: int | None) -> tuple[Proxy, ...]:
-    order = sorted(
-        proxies, key=lambda p: (bool(p.dropped), -p.score if np.isfinite(p.score) else np.inf)
-    )
-    kept = [p for p in order if not p.dropped][:top]
-    total = sum(p.score for p in kept)
-    weighed = [replace(p, weight=p.score / total) for p in kept]
-    return (
-        *weighed,
-        *(replace(p, dropped=p.dropped or f"not among the top {top}") for p in order[len(kept) :]),
-    )
+def _weigh_proxies(candidates: Sequence[Proxy], top_count: int | None) -> tuple[Proxy, ...]:
+    """Return the candidates by descending score, those that count with their weights first."""
+
+    def rank(candidate: Proxy) -> tuple[bool, float]:
+        descending_score = -candidate.score if np.isfinite(candidate.score) else np.inf
+        return bool(candidate.dropped), descending_score
+
+    ranked = sorted(candidates, key=rank)
+    proxies = [candidate for candidate in ranked if not candidate.dropped][:top_count]
+    total = sum(proxy.score for proxy in proxies)
+    weighed = [replace(proxy, weight=proxy.score / total) for proxy in proxies]
+    for candidate in ranked[len(proxies) :]:
+        reason = candidate.dropped or f"not among the top {top_count}"
+        weighed.append(replace(candidate, dropped=reason))
+    return tuple(weighed)
 
 
 # The paper's (n, k): models per sample and number of samples, in table 3's order.
@@ -382,9 +471,7 @@ class Indices:
     k: int
     baseline: RepetitionSpread  # s
     sampling: RepetitionSpread  # r
-    leads: (
-        float  # share of repetitions in which the metric has both the highest s and the highest r
-    )
+    leads: float  # share of repetitions in which the metric has the highest s and the highest r
 
 
 @dataclass(frozen=True)
@@ -397,15 +484,19 @@ class SamplingConsistency(Finding):
     candidates: int
     repetitions: int
     indices: tuple[Indices, ...]
-    chosen: (
-        Metric | None
-    )  # the metric with the highest mean s and r in most configurations, where one has both
+    # the metric with the highest mean s and r in most configurations, where one has both
+    chosen: Metric | None
 
     def tables(self) -> Sequence[Table]:
         """Return table 3's layout, with the spread of single runs."""
-        rows = map(attrgetter("n", "k", "metric", "baseline", "sampling", "leads"), self.indices)
-        of = f"top {self.top} tasks for {self.target} ({self.models} models, {self.candidates} candidates)"
-        columns = (
+        table_rows = map(
+            attrgetter("n", "k", "metric", "baseline", "sampling", "leads"), self.indices
+        )
+        title = (
+            f"Algorithm 1: consistency of the top {self.top} tasks for {self.target}"
+            f" ({self.models} models, {self.candidates} candidates)"
+        )
+        column_names = (
             "n",
             "k",
             "metric",
@@ -424,32 +515,28 @@ class SamplingConsistency(Finding):
             f"{verdict} Means over {self.repetitions} runs of the algorithm; 95 % of single runs fall between the "
             "percentiles. leads: share of runs in which the metric has both the highest s and the highest r."
         )
-        return (Table(f"Algorithm 1: consistency of the {of}", columns, rows, note),)
+        return (Table(title, column_names, table_rows, note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return s and r as grouped bars."""
-        labels = dict.fromkeys(f"n={i.n}, k={i.k}" for i in self.indices)
+        labels = dict.fromkeys(f"n={index.n}, k={index.k}" for index in self.indices)
         caption = "Higher means that other models would have named the same tasks; the bars hold 95 % of single runs."
-        drawn = []
-        for kind, title in (
-            ("baseline", "Baseline consistency s"),
-            ("sampling", "Sampling consistency r"),
-        ):
-            by = {
-                metric: [getattr(i, kind) for i in self.indices if i.metric == metric]
-                for metric in METRICS
-            }
-            drawn.append(
-                Bars(
-                    f"sampling-{kind}",
-                    title,
-                    caption,
-                    labels,
-                    by,
-                    y_label="overlap of the top tasks",
-                )
+        titles = {"baseline": "Baseline consistency s", "sampling": "Sampling consistency r"}
+        charts = []
+        for kind, title in titles.items():
+            spreads: dict[str, list[RepetitionSpread]] = {metric: [] for metric in METRICS}
+            for index in self.indices:
+                spreads[index.metric].append(getattr(index, kind))
+            chart = Bars(
+                f"sampling-{kind}",
+                title,
+                caption,
+                labels,
+                spreads,
+                y_label="overlap of the top tasks",
             )
-        return drawn
+            charts.append(chart)
+        return charts
 
 
 def measure_sampling(
@@ -457,69 +544,91 @@ def measure_sampling(
     target: str,
     candidates: Sequence[str] | None = None,
     *,
-    top: int = 5,
+    top_count: int = 5,
     configurations: Sequence[tuple[int, int]] = PAPER_CONFIGURATIONS,
-    how: Normalise = "both",
+    normalisation: Normalise = "both",
     repetitions: int = 100,
     seed: int = 0,
 ) -> SamplingConsistency:
     """Run algorithm 1 ``repetitions`` times for each (n, k), the same samples for every metric."""
     chosen = performance(scores, target, candidates)
     models, tasks = chosen.shape
-    if not 1 <= top <= tasks - 1:
-        raise InputError(f"top {top} of {tasks - 1} candidates", hint=f"choose 1 to {tasks - 1}")
+    if not 1 <= top_count <= tasks - 1:
+        raise InputError(
+            f"top {top_count} of {tasks - 1} candidates", hint=f"choose 1 to {tasks - 1}"
+        )
     for n, k in configurations:
         if not 3 <= n <= models or k < 2:
             raise InputError(
                 f"cannot draw {k} samples of {n} models from {models}",
                 hint="3 <= n <= models, k >= 2",
             )
-    vectors = normalise(chosen.oriented(), how)
+    vectors = normalise(chosen.oriented(), normalisation)
     rng = np.random.default_rng(seed)
-    found: list[Indices] = []
+    indices: list[Indices] = []
     for n, k in configurations:
-        draws = rng.permuted(np.tile(np.arange(models), (repetitions * k, 1)), axis=1)[:, :n]
-        runs = {metric: _run(vectors, draws, metric, top, k) for metric in METRICS}
-        best_s = np.max([s for s, _ in runs.values()], axis=0)
-        best_r = np.max([r for _, r in runs.values()], axis=0)
-        for metric, (s, r) in runs.items():
-            leads = float(np.mean((s >= best_s) & (r >= best_r)))
-            found.append(
-                Indices(metric, n, k, summarize_repetitions(s), summarize_repetitions(r), leads)
+        all_models = np.tile(np.arange(models), (repetitions * k, 1))
+        draws = rng.permuted(all_models, axis=1)[:, :n]
+        run_by_metric = {
+            metric: _run_algorithm(vectors, draws, metric, top_count, k) for metric in METRICS
+        }
+        best_s = np.max([s for s, _ in run_by_metric.values()], axis=0)
+        best_r = np.max([r for _, r in run_by_metric.values()], axis=0)
+        for metric, (s, r) in run_by_metric.items():
+            is_leading = (s >= best_s) & (r >= best_r)
+            index = Indices(
+                metric=metric,
+                n=n,
+                k=k,
+                baseline=summarize_repetitions(s),
+                sampling=summarize_repetitions(r),
+                leads=float(np.mean(is_leading)),
             )
+            indices.append(index)
     return SamplingConsistency(
-        target, top, models, tasks - 1, repetitions, tuple(found), _choose(found)
+        target=target,
+        top=top_count,
+        models=models,
+        candidates=tasks - 1,
+        repetitions=repetitions,
+        indices=tuple(indices),
+        chosen=_choose_metric(indices),
     )
 
 
-def top_share(relevance: Floats, top: int) -> Floats:
-    """Membership of each task in the top ``top`` (…, tasks): 1 above the cut, 0 below, and a fair share on it.
+def top_share(relevance: Floats, top_count: int) -> Floats:
+    """Membership of each task in the top ``top_count`` (…, tasks): 1 above the cut, 0 below, and a fair share on it.
 
     A task without a relevance (a constant column in a small sample) comes last.
     """
-    known = np.where(np.isfinite(relevance), relevance, -np.inf)
-    cut = -np.sort(-known, axis=-1)[..., top - 1 : top]
-    above, on = known > cut, known == cut
-    left = top - above.sum(axis=-1, keepdims=True)
-    return np.asarray(above + on * left / on.sum(axis=-1, keepdims=True), dtype=np.float64)
+    comparable = np.where(np.isfinite(relevance), relevance, -np.inf)
+    threshold = -np.sort(-comparable, axis=-1)[..., top_count - 1 : top_count]
+    is_above = comparable > threshold
+    is_tied = comparable == threshold
+    places_to_share = top_count - is_above.sum(axis=-1, keepdims=True)
+    tied_tasks = is_tied.sum(axis=-1, keepdims=True)
+    return np.asarray(is_above + is_tied * places_to_share / tied_tasks, dtype=np.float64)
 
 
-def _run(
-    vectors: Floats, draws: npt.NDArray[np.int64], metric: Metric, top: int, k: int
+def _run_algorithm(
+    vectors: Floats, draws: npt.NDArray[np.int64], metric: Metric, top_count: int, k: int
 ) -> tuple[Floats, Floats]:
     """Return s and r of each repetition."""
-    whole = top_share(np.round(correlate_target(vectors, metric), 12), top)  # (tasks,)
-    members = top_share(np.round(_sampled(vectors, draws, metric), 12), top).reshape(
-        -1, k, len(whole)
-    )
-    s = np.minimum(members, whole).sum(axis=-1).mean(axis=-1) / top
-    first, second = np.triu_indices(k, 1)
-    r = np.array([np.minimum(run[first], run[second]).sum(axis=-1).mean() / top for run in members])
-    return np.clip(s, 0.0, 1.0), np.clip(r, 0.0, 1.0)
+    relevance_of_all = np.round(correlate_target(vectors, metric), 12)
+    top_of_all = top_share(relevance_of_all, top_count)  # (tasks,)
+    relevance_in_samples = np.round(_correlate_samples(vectors, draws, metric), 12)
+    top_in_samples = top_share(relevance_in_samples, top_count).reshape(-1, k, len(top_of_all))
+    s = np.minimum(top_in_samples, top_of_all).sum(axis=-1).mean(axis=-1) / top_count
+    first_of_pair, second_of_pair = np.triu_indices(k, 1)
+    r = []
+    for samples in top_in_samples:
+        overlaps = np.minimum(samples[first_of_pair], samples[second_of_pair]).sum(axis=-1)
+        r.append(overlaps.mean() / top_count)
+    return np.clip(s, 0.0, 1.0), np.clip(np.array(r), 0.0, 1.0)
 
 
-def _sampled(vectors: Floats, draws: npt.NDArray[np.int64], metric: Metric) -> Floats:
-    """Relevance of every candidate in each sample of models, (draws, candidates)."""
+def _correlate_samples(vectors: Floats, draws: npt.NDArray[np.int64], metric: Metric) -> Floats:
+    """Return the relevance of every candidate in each sample of models, (draws, candidates)."""
     if metric == "spearman":  # ranks of all samples at once, then Pearson of the ranks
         ranks = rankdata(vectors[draws], axis=1)
         return pearson_matrix(ranks[:, :, :1], ranks[:, :, 1:])[:, 0, :]
@@ -528,12 +637,17 @@ def _sampled(vectors: Floats, draws: npt.NDArray[np.int64], metric: Metric) -> F
     return correlate_target(vectors, metric, weights=weights)
 
 
-def _choose(found: Sequence[Indices]) -> Metric | None:
+def _choose_metric(indices: Sequence[Indices]) -> Metric | None:
     """Return the metric with the highest s and the highest r in more than half of the configurations."""
-    rows = [
-        found[k : k + len(METRICS)] for k in range(0, len(found), len(METRICS))
-    ]  # one for each configuration
-    best_s = [max(row, key=lambda i: i.baseline.value).metric for row in rows]
-    best_r = [max(row, key=lambda i: i.sampling.value).metric for row in rows]
-    wins = Counter(s for s, r in zip(best_s, best_r, strict=True) if s == r)
-    return next((metric for metric in METRICS if wins[metric] * 2 > len(rows)), None)
+    win_counts: Counter[Metric] = Counter()
+    configurations = len(indices) // len(METRICS)
+    for number in range(configurations):
+        rivals = indices[number * len(METRICS) : (number + 1) * len(METRICS)]
+        highest_s = max(rivals, key=lambda index: index.baseline.value)
+        highest_r = max(rivals, key=lambda index: index.sampling.value)
+        if highest_s.metric == highest_r.metric:
+            win_counts[highest_s.metric] += 1
+    for metric in METRICS:
+        if win_counts[metric] * 2 > configurations:
+            return metric
+    return None

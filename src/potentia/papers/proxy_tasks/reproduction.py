@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import nnls
-from scipy.stats import kendalltau
+from scipy.stats import hypergeom, kendalltau
 
+from potentia.analysis.wording import join_names
 from potentia.papers.printed import (
     ReproducedNumber,
     compare_claim,
@@ -29,6 +30,7 @@ DATA_MODELS = tuple("DEFGH")  # … and in their data
 TOLERANCE = (
     0.06  # of the printed value: tables are rounded, and how the variance divides is not said
 )
+LEADING_CAPABILITIES = ("Reasoning", "Problem-solving")
 SUM_WEIGHT = 1e3  # of the equation that the weights add up to one
 
 
@@ -42,6 +44,8 @@ class ProxyPaper(Findings):
     def lines(self) -> list[ReproducedNumber]:
         """Return every comparison with a printed number or claim."""
         return [
+            *_compare_candidates(),
+            *_compare_capabilities(),
             *_compare_robustness(self.robustness),
             *_compare_proxy_row(self.weights),
             *_compare_order(),
@@ -87,30 +91,117 @@ def _fit_weights() -> dict[str, float]:
     return dict(zip(printed["TASKS"], weights.tolist(), strict=True))
 
 
+def _compare_candidates() -> Iterator[ReproducedNumber]:
+    """Yield how many candidates table 1 has, and in how many settings of table 3 Kendall leads (baseline consistency).
+
+    Of the second halves of table 3's cells, sampling consistency, Kendall's are cut off in our copy.
+    """
+    printed = read_printed_numbers("proxy_tasks")
+    candidates = sum(len(tasks) for tasks in printed["TABLE_1"].values())
+    yield compare_number(
+        "table 1",
+        "candidate tasks",
+        candidates,
+        "42",
+        remark="section 4.1 calls them m, the models",
+    )
+    indices = np.array(list(printed["TABLE_3_BASELINE"].values()))
+    kendall = indices[:, 2]
+    leads = int((kendall > indices[:, :2].max(axis=1)).sum())
+    yield compare_claim(
+        "table 3",
+        f"settings in which Kendall alone leads by s, of {len(indices)}",
+        leads,
+        "consistently superior",
+        holds=leads == len(indices),
+        remark="level with Spearman at n = 10, k = 35",
+    )
+
+
+def _compare_capabilities() -> Iterator[ReproducedNumber]:
+    """Yield how many of the tasks nearest to T-Eval are of each capability, and how many would be by chance.
+
+    The scores that name these tasks were not published: what is printed can only be compared with table 1.
+    """
+    printed = read_printed_numbers("proxy_tasks")
+    candidates = {capability: len(tasks) for capability, tasks in printed["TABLE_1"].items()}
+    leading_candidates = sum(candidates[capability] for capability in LEADING_CAPABILITIES)
+    all_candidates = sum(candidates.values())
+    for correlation, counts in printed["TOP_BY_CAPABILITY"].items():
+        named_counts = join_names([f"{count} {name}" for name, count in counts.items()])
+        total = sum(counts.values())
+        yield compare_number(
+            "section 4.1",
+            f"tasks of the top {printed['TOP']} by {correlation}",
+            total,
+            str(printed["TOP"]),
+            remark=f"printed: {named_counts}",
+        )
+        leading = sum(counts[capability] for capability in LEADING_CAPABILITIES)
+        expected = total * leading_candidates / all_candidates
+        p_value = float(hypergeom.sf(leading - 1, all_candidates, leading_candidates, total))
+        yield ReproducedNumber(
+            "section 4.1",
+            f"reasoning and problem-solving tasks among them, by {correlation}",
+            leading,
+            "primarily",
+            agrees=None,  # the text gives no number
+            remark=f"{expected:.1f} of {total} by chance, p {p_value:.2f}",
+        )
+
+
 def _compare_robustness(robustness: Robustness) -> Iterator[ReproducedNumber]:
     table_5 = read_printed_numbers("proxy_tasks")["TABLE_5"]
     for task in robustness.tasks:
-        ours = (task.seed_variance, task.data_variance, task.ratio.value)
+        our_values = (task.seed_variance, task.data_variance, task.ratio.value)
         names = ("seed variance", "data variance", "R")
-        for name, value, printed in zip(names, ours, table_5[task.task], strict=True):
+        for quantity, value, printed in zip(names, our_values, table_5[task.task], strict=True):
+            follows = abs(value - printed) <= max(0.005, TOLERANCE * printed)
             yield compare_claim(
                 "table 5",
-                f"{task.task} {name}",
+                f"{task.task} {quantity}",
                 value,
                 f"{printed:.2f}",
-                holds=abs(value - printed) <= max(0.005, TOLERANCE * printed),
+                holds=follows,
+                remark="" if follows else "does not follow from table 4",
             )
+    ratios = {task.task: task.ratio.value for task in robustness.tasks}
+    other_ratios = [ratio for task, ratio in ratios.items() if task not in ("C3", "CHID")]
+    yield compare_claim(
+        "section 4.2",
+        "R of C3 and CHID, the smaller, less the largest of the others",
+        min(ratios["C3"], ratios["CHID"]) - max(other_ratios),
+        "the highest scores",
+        holds=min(ratios["C3"], ratios["CHID"]) > max(other_ratios),
+        remark="from table 4 CMNLI has the highest",
+    )
+    yield compare_claim(
+        "section 4.2",
+        "R of RTE less that of the better of CMNLI and OCNLI",
+        ratios["RTE"] - max(ratios["CMNLI"], ratios["OCNLI"]),
+        "best of the inference tasks",
+        holds=ratios["RTE"] > max(ratios["CMNLI"], ratios["OCNLI"]),
+        remark="from table 4 it is the worst",
+    )
+
+
+def _is_in_table_6(model: str) -> bool:
+    """Whether a model is of table 6, where names end in -t1 or -t2; the others are of table 8."""
+    return "-t" in model
 
 
 def _compare_proxy_row(weights: dict[str, float]) -> Iterator[ReproducedNumber]:
+    """Yield the row "Proxy Task" of both tables; the weights must be in the order of the scores' columns."""
     printed = read_printed_numbers("proxy_tasks")
-    exact = _read_scores() @ np.array(list(weights.values()))
-    rounded_weights = np.round(list(weights.values()), 3)
-    rounded = _read_scores() @ rounded_weights
+    scores = _read_scores()
+    exact_weights = np.array(list(weights.values()))
+    rounded_weights = np.round(exact_weights, 3)
+    exact = scores @ exact_weights
+    rounded = scores @ rounded_weights
     for index, (model, row) in enumerate(
         zip(printed["MODELS_6_AND_8"], printed["PROXY_ROW"], strict=True)
     ):
-        place = "table 6" if "-t" in model else "table 8"
+        location = "table 6" if _is_in_table_6(model) else "table 8"
         remark = ""
         if index == 0:
             remark = (
@@ -118,7 +209,7 @@ def _compare_proxy_row(weights: dict[str, float]) -> Iterator[ReproducedNumber]:
                 f"and give {rounded[0]:.2f}"
             )
         yield compare_number(
-            place, f"Proxy Task, {model}", float(exact[index]), f"{row:.2f}", remark=remark
+            location, f"Proxy Task, {model}", float(exact[index]), f"{row:.2f}", remark=remark
         )
 
 
@@ -137,6 +228,25 @@ def _compare_order() -> Iterator[ReproducedNumber]:
         t_eval["A-t2"] - t_eval["NA-t2"],
         "annealing better by both",
         holds=t_eval["A-t2"] > t_eval["NA-t2"] and proxy_scores["A-t2"] > proxy_scores["NA-t2"],
+    )
+    score_lead = proxy_scores["A-t1"] - proxy_scores["NA-t1"]
+    yield compare_claim(
+        "table 6",
+        "Proxy Task of annealing less non-annealing, t1",
+        score_lead,
+        "annealing better at both",
+        holds=score_lead > 0 and proxy_scores["A-t2"] > proxy_scores["NA-t2"],
+        remark=f"t2 {proxy_scores['A-t2'] - proxy_scores['NA-t2']:.2f}",
+    )
+    groups = ("Filter", "Diversity")
+    smallest_proxy = min(proxy_scores[group] for group in groups)
+    smallest_t_eval = min(t_eval[group] for group in groups)
+    yield compare_claim(
+        "table 8",
+        "Proxy Task of Filter and Diversity, the smaller, less PPL",
+        smallest_proxy - proxy_scores["PPL"],
+        "PPL the worst by both",
+        holds=smallest_proxy > proxy_scores["PPL"] and smallest_t_eval > t_eval["PPL"],
     )
     yield compare_claim(
         "table 9",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.analysis.left_out import keep_names_in
+from potentia.analysis.wording import format_p_value
 from potentia.papers.task_training.cohort import (
     Cohort,
     ModelSplit,
@@ -55,16 +56,16 @@ class GroupScaling(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return score against compute with the two fitted hinges."""
-        x = self.cohort.log_compute
-        grid = np.linspace(x.min(), x.max(), 200)
+        log_flops = self.cohort.log_compute
+        grid = np.linspace(log_flops.min(), log_flops.max(), 200)
         lines = []
-        for name, _ in self.split.sides():
-            fitted = self.fit.predict(grid, member=name == self.split.label)
-            lines.append(Line(name, 10**grid, fitted))
+        for side_name, _ in self.split.sides():
+            fitted = self.fit.predict(grid, member=side_name == self.split.label)
+            lines.append(Line(side_name, 10**grid, fitted))
         chart = plot_against_compute(
             f"{self.task}-{self.stage}",
             f"{self.task} {self.stage} adjustment: "
-            f"θ = {self.effect.value:.3f} (p {self.effect.clustered_p:.3f})",
+            f"θ = {self.effect.value:.3f} ({format_p_value(self.effect.clustered_p)})",
             "The distance between the two lines is θ, the advantage of the group at equal compute.",
             points=self.split.to_points(self.cohort, self.scores),
             lines=tuple(lines),
@@ -92,36 +93,38 @@ class SplitComparison(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per task, split and stage."""
-        rows = []
+        table_rows = []
         for comparison in self.comparisons:
             for stage in (comparison.before, comparison.after):
                 names = (stage.task, stage.split.label, stage.split.size, stage.stage)
-                rows.append((*names, *stage.fit.effect_row()[2:]))
-        columns = ("task", "models", "in it", "stage", *EFFECT_COLUMNS[2:])
-        return (Table("The same question with other splits", columns, rows, EFFECT_NOTE),)
+                table_rows.append((*names, *stage.fit.effect_row()[2:]))
+        column_names = ("task", "models", "in it", "stage", *EFFECT_COLUMNS[2:])
+        return (
+            Table("The same question with other splits", column_names, table_rows, EFFECT_NOTE),
+        )
 
 
 def compare_groups(
-    pair: ScorePair, split: ModelSplit, *, draws: int = 1999, seed: int = 0
+    score_pair: ScorePair, split: ModelSplit, *, draws: int = 1999, seed: int = 0
 ) -> TaskAdjustment:
     """Fit equation 1 before and after adjustment, N being membership in ``split``."""
     return TaskAdjustment(
-        before=_fit_stage(pair, pair.before, split, "before", draws=draws, seed=seed),
-        after=_fit_stage(pair, pair.after, split, "after", draws=draws, seed=seed),
+        before=_fit_stage(score_pair, score_pair.before, split, "before", draws=draws, seed=seed),
+        after=_fit_stage(score_pair, score_pair.after, split, "after", draws=draws, seed=seed),
     )
 
 
 def _fit_stage(
-    pair: ScorePair, scores: Floats, split: ModelSplit, stage: str, *, draws: int, seed: int
+    score_pair: ScorePair, scores: Floats, split: ModelSplit, stage: str, *, draws: int, seed: int
 ) -> GroupScaling:
     return fit_groups(
-        pair.task,
-        pair.cohort,
+        score_pair.task,
+        score_pair.cohort,
         scores,
         split,
         stage=stage,
-        chance=pair.chance,
-        higher_is_better=pair.higher_is_better,
+        chance=score_pair.chance,
+        higher_is_better=score_pair.higher_is_better,
         draws=draws,
         seed=seed,
     )
@@ -140,7 +143,7 @@ def fit_groups(
     seed: int = 0,
 ) -> GroupScaling:
     """Fit equation 1 to one set of scores, N being membership in ``split``; options are those of ``fit_hinge``."""
-    fit = fit_hinge(
+    hinge_fit = fit_hinge(
         cohort.log_compute,
         scores,
         chance=chance,
@@ -150,7 +153,9 @@ def fit_groups(
         draws=draws,
         seed=seed,
     )
-    return GroupScaling(task=task, stage=stage, cohort=cohort, split=split, scores=scores, fit=fit)
+    return GroupScaling(
+        task=task, stage=stage, cohort=cohort, split=split, scores=scores, fit=hinge_fit
+    )
 
 
 def _tabulate_stages(stages: Sequence[GroupScaling]) -> tuple[Table, Table]:
@@ -195,23 +200,25 @@ class TreatmentEffect(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return both fits, a row each."""
-        rows = [("before", *self.before.effect_row())]
+        table_rows = [("before", *self.before.effect_row())]
         if self.after is not None:
-            rows.append(("after", *self.after.effect_row()))
+            table_rows.append(("after", *self.after.effect_row()))
         title = f"{self.task}: {len(self.treated)} models tuned on the test task, {len(self.control)} not"
-        return (Table(title, ("adjustment", *EFFECT_COLUMNS), rows, EFFECT_NOTE),)
+        return (Table(title, ("adjustment", *EFFECT_COLUMNS), table_rows, EFFECT_NOTE),)
 
 
-def _plot_treatment(task: str, stage: str, fit: HingeFit, points: tuple[Points, ...]) -> Chart:
+def _plot_treatment(
+    task: str, stage: str, hinge_fit: HingeFit, points: tuple[Points, ...]
+) -> Chart:
     log_compute = np.log10(np.concatenate([side.x for side in points]))
     grid = np.linspace(log_compute.min(), log_compute.max(), 200)
     lines = []
     for side, is_treated in zip(points, (False, True), strict=True):
-        lines.append(Line(side.name, 10**grid, fit.predict(grid, member=is_treated)))
+        lines.append(Line(side.name, 10**grid, hinge_fit.predict(grid, member=is_treated)))
     return plot_against_compute(
         f"{task}-treatment-{stage}",
         f"{task}, treated copies {stage} adjustment: "
-        f"θ = {fit.theta.value:.3f} (p {fit.theta.clustered_p:.3f})",
+        f"θ = {hinge_fit.theta.value:.3f} ({format_p_value(hinge_fit.theta.clustered_p)})",
         "The distance between the two lines is θ, the advantage of the treated copies at equal compute.",
         points=points,
         lines=tuple(lines),
@@ -238,22 +245,23 @@ def compare_treated_copies(
     """
     compute_by_model = dict(zip(cohort.models, cohort.compute, strict=True))
     originals = keep_names_in(cohort.models, control)
-    copies = [
-        model for model in cohort.models if model in treated and compute_by_model[model] >= floor
-    ]
+    copies = []
+    for model in cohort.models:
+        if model in treated and compute_by_model[model] >= floor:
+            copies.append(model)
 
     def mark_sides(
         original_scores: Mapping[str, float], copy_scores: Mapping[str, float]
     ) -> tuple[Points, ...]:
         sides = []
-        for name, models, scores in (
+        for side_name, models, scores in (
             ("not treated", originals, original_scores),
             ("treated", copies, copy_scores),
         ):
             marked = keep_names_in(models, scores)
             compute = [compute_by_model[model] for model in marked]
             heights = [scores[model] for model in marked]
-            sides.append(Points(name, compute, heights, tuple(marked)))
+            sides.append(Points(side_name, compute, heights, tuple(marked)))
         return tuple(sides)
 
     def fit_effect(

@@ -40,8 +40,10 @@ def fit_like_authors(scaling: GroupScaling) -> LocalFit:
 
     def sum_squares(parameters: Floats) -> float:
         slope, emergence, theta = parameters
-        rise = slope * np.maximum(log_compute - emergence, 0)
-        return float(np.sum((scaling.fit.chance + rise + theta * members - scaling.scores) ** 2))
+        predicted_rise = slope * np.maximum(log_compute - emergence, 0)
+        return float(
+            np.sum((scaling.fit.chance + predicted_rise + theta * members - scaling.scores) ** 2)
+        )
 
     ended = minimize(sum_squares, START)
     exact = scaling.fit.predict(log_compute)

@@ -39,15 +39,15 @@ class TuningGain(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return mean, median and largest gain of both sides."""
-        rows = []
-        for name, mask in reversed(self.split.sides()):
+        table_rows = []
+        for side_name, mask in reversed(self.split.sides()):
             gains = self.gains[mask]
             models = self.cohort.select_names(mask)
             best_model = models[int(np.argmax(gains))]
             summary = (gains.mean(), np.median(gains), gains.max())
-            rows.append((name, len(gains), *summary, best_model))
-        columns = ("models", "n", "mean gain", "median", "largest", "which")
-        return (Table(f"{self.task}: gain by tuning on task data", columns, rows),)
+            table_rows.append((side_name, len(gains), *summary, best_model))
+        column_names = ("models", "n", "mean gain", "median", "largest", "which")
+        return (Table(f"{self.task}: gain by tuning on task data", column_names, table_rows),)
 
     def charts(self) -> Sequence[Chart]:
         """Return gain against compute."""
@@ -61,12 +61,14 @@ class TuningGain(Finding):
         return (chart,)
 
 
-def measure_gain(pair: ScorePair, split: ModelSplit | None = None) -> TuningGain:
+def measure_gain(score_pair: ScorePair, split: ModelSplit | None = None) -> TuningGain:
     """Subtract the score before from the score after, oriented so that a gain is positive."""
-    before, after = pair.oriented()
+    before, after = score_pair.oriented()
     if split is None:
         split = ModelSplit("", np.zeros(len(before), dtype=bool), "all models")
-    return TuningGain(task=pair.task, cohort=pair.cohort, split=split, gains=after - before)
+    return TuningGain(
+        task=score_pair.task, cohort=score_pair.cohort, split=split, gains=after - before
+    )
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,9 @@ class RankShift(Finding):
         """Return the summary and the models that move most."""
         shifts = self.shifts
         largest_first = np.argsort(-np.abs(shifts), kind="stable")[:SHIFTS_LISTED]
-        rows = [
-            (self.cohort.models[place], *self.ranks[place], shifts[place])
-            for place in largest_first
+        table_rows = [
+            (self.cohort.models[position], *self.ranks[position], shifts[position])
+            for position in largest_first
         ]
         has_ties = bool((self.ranks[largest_first] % 1).any())  # models that tie share their places
         return (
@@ -112,7 +114,7 @@ class RankShift(Finding):
             Table(
                 "The ten largest shifts",
                 ("model", "before", "after", "places gained"),
-                rows,
+                table_rows,
                 digits=1 if has_ties else 0,
             ),
         )
@@ -131,12 +133,12 @@ class RankShift(Finding):
         return (chart,)
 
 
-def measure_rank_shift(pair: ScorePair) -> RankShift:
+def measure_rank_shift(score_pair: ScorePair) -> RankShift:
     """Rank the models before and after adjustment; models with equal scores share the mean of their places."""
-    before, after = pair.oriented()
+    before, after = score_pair.oriented()
     ranks = np.column_stack([stats.rankdata(-before), stats.rankdata(-after)])
     tau = float(stats.kendalltau(before, after).statistic)
-    return RankShift(task=pair.task, cohort=pair.cohort, ranks=ranks, tau=tau)
+    return RankShift(task=score_pair.task, cohort=score_pair.cohort, ranks=ranks, tau=tau)
 
 
 @dataclass(frozen=True)
@@ -153,37 +155,42 @@ class Mediation(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return both effects, a row each."""
-        rows = (
+        table_rows = (
             ("mediated φ (before − after)", *self.mediated.to_row(), self.mediated_r2),
             ("direct ψ (after)", *self.direct.to_row(), self.direct_r2),
         )
         title = f"{self.task}: mediation by test-task training, models {self.group}"
-        columns = ("effect", "value", "s.e.", "p", "s.e. by family", "p by family", "R²")
+        column_names = ("effect", "value", "s.e.", "p", "s.e. by family", "p by family", "R²")
         note = f"{self.n} models; compute enters piecewise log-linearly with knots at 10²² and 10²³ FLOPs."
-        return (Table(title, columns, rows, note),)
+        return (Table(title, column_names, table_rows, note),)
 
 
-def measure_mediation(pair: ScorePair, split: ModelSplit) -> Mediation:
+def measure_mediation(
+    score_pair: ScorePair, split: ModelSplit, *, jumps: bool = False
+) -> Mediation:
     """Regress the adjusted score (ψ) and the change by adjustment (φ′) on f(C) and N.
 
     f(C) is the continuous piecewise log-linear function with ``KNOTS``: its slope changes there, its value does
-    not jump. This reading of equation 2 is the one that gives the published tables 3 and 4.
+    not jump. This reading of equation 2 is the one that gives the published tables 3 and 4; with ``jumps`` it is taken
+    literally, and its value jumps at the knots.
     """
-    x = pair.cohort.log_compute
-    columns = [np.ones_like(x), x - x.mean()]
+    log_flops = score_pair.cohort.log_compute
+    columns = [np.ones_like(log_flops), log_flops - log_flops.mean()]
     for knot in KNOTS:
-        bend = np.maximum(0.0, x - knot)
-        rank = np.linalg.matrix_rank(np.column_stack([*columns, bend]))
-        if rank > len(columns):  # else no models lie on one side
-            columns.append(bend)
+        bent_compute = np.maximum(0.0, log_flops - knot)
+        if jumps:
+            bent_compute = log_flops * (log_flops > knot)
+        matrix_rank = np.linalg.matrix_rank(np.column_stack([*columns, bent_compute]))
+        if matrix_rank > len(columns):  # else no models lie on one side
+            columns.append(bent_compute)
     design = np.column_stack([*columns, np.asarray(split.members, dtype=np.float64)])
-    before, after = pair.oriented()
-    change, change_r2 = fit_linear(design, before - after, pair.cohort.family)
-    adjusted, adjusted_r2 = fit_linear(design, after, pair.cohort.family)
+    before, after = score_pair.oriented()
+    change, change_r2 = fit_linear(design, before - after, score_pair.cohort.family)
+    adjusted, adjusted_r2 = fit_linear(design, after, score_pair.cohort.family)
     return Mediation(
-        task=pair.task,
+        task=score_pair.task,
         group=split.label,
-        n=len(x),
+        n=len(log_flops),
         mediated=change[-1],
         mediated_r2=change_r2,
         direct=adjusted[-1],

@@ -37,14 +37,14 @@ class ModelSplit:
     def sides(self) -> list[tuple[str, Mask]]:
         """Return the others and the group, each with its members; one where the models are not divided."""
         members = np.asarray(self.members, dtype=bool)
-        both = ((self.others, ~members), (self.label, members))
-        return [(name, mask) for name, mask in both if mask.any()]
+        labelled_masks = ((self.others, ~members), (self.label, members))
+        return [(label, mask) for label, mask in labelled_masks if mask.any()]
 
     def to_points(self, cohort: Cohort, values: Floats) -> tuple[Points, ...]:
         """Return both sides' values against compute."""
         return tuple(
-            Points(name, cohort.compute[mask], values[mask], cohort.select_names(mask))
-            for name, mask in self.sides()
+            Points(side_name, cohort.compute[mask], values[mask], cohort.select_names(mask))
+            for side_name, mask in self.sides()
         )
 
 
@@ -82,17 +82,20 @@ class Cohort:
     def from_facts(
         cls, models: Iterable[str] | None = None, table: ModelTable | None = None
     ) -> Cohort:
-        """Return what the facts say of these models, or of all in the table; those without compute are left out."""
+        """Return what the facts say of these models, or of all in the table.
+
+        Those that the facts do not know, or give no compute for, are left out.
+        """
         table = table or known_models()
-        names = [facts.name for facts in table] if models is None else models
+        model_names = [facts.name for facts in table] if models is None else models
         records = []
-        for name in names:
-            facts = table.find(name)
+        for model in model_names:
+            facts = table.find(model)
             if facts is None:
                 continue
             record = {
                 **facts.extra,
-                "model": name,
+                "model": model,
                 "family": facts.family,
                 "compute": facts.flops,
                 "trained": facts.date,
@@ -114,21 +117,22 @@ class Cohort:
 
     def select(self, models: Sequence[str]) -> Cohort:
         """Return the facts of these models, in the order given."""
-        index = {name: place for place, name in enumerate(self.models)}
+        index = {model: position for position, model in enumerate(self.models)}
         missing = drop_names_in(models, index)
         if missing:
             raise InputError(
                 f"no pretraining compute known for {join_first_names(missing, 5)}",
                 hint="add their parameters and training tokens to the facts (--facts models.csv)",
             )
-        places = [index[name] for name in models]
+        positions = [index[model] for model in models]
         return Cohort(
             models=tuple(models),
-            compute=self.compute[places],
-            family=select_positions(self.family, places),
-            trained=select_positions(self.trained, places) if self.trained else (),
+            compute=self.compute[positions],
+            family=select_positions(self.family, positions),
+            trained=select_positions(self.trained, positions) if self.trained else (),
             columns={
-                name: select_positions(values, places) for name, values in self.columns.items()
+                column: select_positions(values, positions)
+                for column, values in self.columns.items()
             },
         )
 
@@ -155,7 +159,7 @@ class Cohort:
                 f"the facts do not divide these models by exposure to {benchmark}",
                 hint="give --facts with a column `exposure` that lists the tasks a model has seen, as ask;table",
             )
-        return ModelSplit(f"shown the form of {benchmark}", members, "not shown it")
+        return ModelSplit(f"trained on the form of {benchmark}", members, "not trained on it")
 
     def split_by_column(self, column: str, value: str) -> ModelSplit:
         """Split by any column of the facts: N = 1 where it has this value."""
@@ -174,7 +178,7 @@ class Cohort:
 
 
 def plot_against_compute(
-    name: str,
+    chart_name: str,
     title: str,
     caption: str,
     points: tuple[Points, ...],
@@ -183,7 +187,7 @@ def plot_against_compute(
 ) -> Plot:
     """Draw points and lines over pretraining compute."""
     return Plot(
-        name,
+        chart_name,
         title,
         caption,
         points=points,
@@ -263,10 +267,10 @@ def pair_scores(
 
 
 def take_better_scores(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
-    """Return the better of both scores, model by model: what the published tables report (`selection: paper`).
+    """Return the better of both scores, score by score: what the published tables report (`selection: paper`).
 
-    Models or tasks that only one matrix has are left out. So is a model without a score after: its score before is
-    none of what all models were tuned for.
+    Models or tasks that only one matrix has are left out. Where a score after is missing it stays missing: the score
+    before is none of what all models were tuned for.
     """
     tasks = keep_names_in(after.tasks, before.tasks)
     models = keep_names_in(after.models, before.models)
@@ -289,8 +293,8 @@ def explain_unpaired(
     models_after = _list_scored_models(after, task)
     without_after = drop_names_in(models_before, models_after)
     names_by_reason = {
-        f"no score by {after.protocol}": without_after,
-        f"no score by {before.protocol}": drop_names_in(models_after, models_before),
+        f"no score {after.protocol.phrase}": without_after,
+        f"no score {before.protocol.phrase}": drop_names_in(models_after, models_before),
         "no compute known (parameters and tokens, --facts)": drop_names_in(
             models_before, {*without_after, *cohort.models}
         ),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
+from potentia.analysis.wording import join_names
+from potentia.facts import ModelTable
 from potentia.papers.printed import (
     ReproducedNumber,
     compare_claim,
     compare_number,
+    rounds_to,
 )
 from potentia.papers.task_training.adjustment import (
     GroupScaling,
@@ -19,22 +23,32 @@ from potentia.papers.task_training.adjustment import (
     TreatmentEffect,
 )
 from potentia.papers.task_training.authors_fit import fit_like_authors
-from potentia.papers.task_training.changes import Mediation
+from potentia.papers.task_training.changes import Mediation, measure_mediation
+from potentia.papers.task_training.cohort import Cohort, ScorePair
 from potentia.papers.task_training.discrimination import TREES, Discrimination
 from potentia.papers.task_training.emergence import EmergenceCurve
+from potentia.papers.task_training.families import FamilyComparison
 from potentia.papers.task_training.learning_rates import RateBudget
 from potentia.papers.task_training.reproduction import (
     CHOICE_FORMS,
+    CUTOFF,
+    EXAMPLES_PRINTED,
     LEADERBOARD,
+    MODELS_IN_PAPER,
     BenchmarkResults,
+    PaperBenchmark,
     TaskTrainingPaper,
+    read_paper_models,
 )
 from potentia.papers.task_training.saturation import Saturation
 from potentia.papers.task_training.scaling import Coefficient
 
 SIGNIFICANT = 0.05
 SMALL_EFFECT = 0.02  # what "small" is taken to mean
-EXAMPLES_PRINTED = 64_000  # of figure 8
+EXCHANGED_REDUCTIONS = {
+    "mmlu_pro": "math_hard",
+    "math_hard": "mmlu_pro",
+}  # of θ, in the text on figure 15
 
 
 @dataclass(frozen=True)
@@ -119,6 +133,7 @@ PRINTED_LEADERBOARD = {
 
 def compare_with_paper(paper: TaskTrainingPaper) -> Iterator[ReproducedNumber]:
     """Yield every number of the document that was computed, beside the printed one."""
+    yield from _compare_models()
     yield from _compare_benchmark(paper.mmlu)
     yield from _compare_benchmark(paper.gsm8k)
     if paper.rates is not None:
@@ -127,19 +142,72 @@ def compare_with_paper(paper: TaskTrainingPaper) -> Iterator[ReproducedNumber]:
         yield _compare_small_effect("figure 5", "mmlu cloze θ", paper.cloze)
     if paper.brier is not None:
         yield _compare_emergence_point("figure 5", "mmlu Brier score c_e", paper.brier, "emerges")
-    for name, scaling in paper.forms_before.items():
-        yield from _compare_form(name, scaling, paper.forms_after.get(name))
-    for name, scaling in paper.form_briers.items():
-        yield _compare_emergence_point("figure 18", f"{name} Brier score c_e", scaling, "22 to 23")
-    for name, adjustment in paper.leaderboard.items():
-        yield from _compare_leaderboard_task(name, adjustment)
-    if paper.gpqa_above_zero is not None:
+    for label, scaling in paper.forms_before.items():
+        yield from _compare_form(label, scaling, paper.forms_after.get(label))
+    for label, scaling in paper.form_briers.items():
+        yield _compare_emergence_point("figure 18", f"{label} Brier score c_e", scaling, "22 to 23")
+    for label, adjustment in paper.leaderboard.items():
+        yield from _compare_leaderboard_task(label, adjustment, paper.gpqa_above_zero)
+    yield from _count_shrinking_differences(paper)
+
+
+def _count_shrinking_differences(paper: TaskTrainingPaper) -> Iterator[ReproducedNumber]:
+    """Yield in how many tasks of figure 15 the difference shrinks, where all five were computed."""
+    adjustments = []
+    for label, adjustment in paper.leaderboard.items():
+        if LEADERBOARD[label].figure == "figure 15":
+            adjustments.append(adjustment)
+    if len(adjustments) < 5:
+        return
+    shrinking = sum(
+        abs(adjustment.after.effect.value) < abs(adjustment.before.effect.value)
+        for adjustment in adjustments
+    )
+    yield compare_number("figure 15", "tasks whose θ falls by adjustment, of 5", shrinking, "5")
+
+
+def _compare_models() -> Iterator[ReproducedNumber]:
+    """Yield what the text says of the models of appendix B.1, by their facts alone."""
+    models = list(read_paper_models())
+    base_models = [facts for facts in models if facts.kind != "instruct"]
+    yield compare_number("section 2", "base models listed in B.1", len(base_models), "56")
+    instruct_models = len(models) - len(base_models)
+    yield compare_number(
+        "appendix G",
+        "instruct and chat models listed in B.1.1",
+        instruct_models,
+        "36",
+        remark="the list has one model less than the text",
+    )
+    cohort = Cohort.from_facts(table=ModelTable(base_models))
+    newer = cohort.select(cohort.select_names(cohort.split_by_month(CUTOFF).members))
+    smallest = int(newer.compute.argmin())
+    compute = float(newer.compute[smallest])
+    yield compare_claim(
+        "section 3.1",
+        "log₁₀ FLOPs of the smallest newer model",
+        float(np.log10(compute)),
+        "7·10²¹ FLOPs",
+        holds=rounds_to(compute / 1e21, "7"),
+        remark=f"{newer.models[smallest]}, {compute:.1e} FLOPs",
+    )
+    sizes = [facts.size / 1e9 for facts in base_models if facts.size is not None]
+    extremes = (("smallest", min(sizes), "0.07"), ("largest", max(sizes), "70"))
+    for extreme, size, printed_size in extremes:
         yield compare_number(
-            "figure 15",
-            "gpqa θ / (best − worst) before, r = 0",
-            paper.gpqa_above_zero.fit.relative_effect,
-            PRINTED_LEADERBOARD["gpqa"].relative_effect,
-            remark="the authors' notebook has r = 0 for GPQA, not 0.25",
+            "section 2", f"billions of parameters, the {extreme} base model", size, printed_size
+        )
+    base_cohort = Cohort.from_facts(table=ModelTable(base_models))
+    for name, printed_flops in (("6.9B", 1e22), ("410M", 6e20)):
+        model = base_cohort.models.index(f"pythia-{name.lower()}")
+        flops = float(base_cohort.compute[model])
+        yield compare_claim(
+            "section 5",
+            f"log₁₀ FLOPs of Pythia {name}",
+            float(np.log10(flops)),
+            f"about {np.log10(printed_flops):.3g}",
+            holds=abs(np.log10(flops / printed_flops)) < 0.1,
+            remark=f"{flops:.1e} FLOPs; the text has {printed_flops:.0e}",
         )
 
 
@@ -149,8 +217,11 @@ def compare_with_paper(paper: TaskTrainingPaper) -> Iterator[ReproducedNumber]:
 def _compare_benchmark(results: BenchmarkResults) -> Iterator[ReproducedNumber]:
     """Yield the numbers of one benchmark, in the document's order."""
     printed = PRINTED[results.benchmark.name]
+    if results.unadjusted is not None:
+        yield from _compare_unadjusted(results.unadjusted, printed)
     if results.adjustment is not None:
-        yield from _compare_adjustment(results.adjustment, printed)
+        yield from _compare_unadjusted(results.adjustment.before, printed)
+        yield from _compare_adjusted(results.adjustment.after, printed)
     yield from _compare_gain(results)
     if results.treatment is not None:
         yield from _compare_treatment(results.treatment, printed)
@@ -162,6 +233,7 @@ def _compare_benchmark(results: BenchmarkResults) -> Iterator[ReproducedNumber]:
         yield from _compare_saturation(results.saturation)
     if results.mediation is not None:
         yield from _compare_mediation(results.mediation, printed)
+        yield from _compare_literal_mediation(results, printed)
     if results.splits is not None:
         yield from _compare_other_splits(results.benchmark.name, results.splits, printed)
     if results.discrimination is not None:
@@ -171,36 +243,59 @@ def _compare_benchmark(results: BenchmarkResults) -> Iterator[ReproducedNumber]:
         yield from _compare_instruct(results.benchmark.name, results.instruct)
 
 
-def _compare_adjustment(
-    adjustment: TaskAdjustment, printed: PrintedNumbers
+def _compare_unadjusted(
+    before: GroupScaling, printed: PrintedNumbers
 ) -> Iterator[ReproducedNumber]:
-    before = adjustment.before
-    after = adjustment.after
-    name = before.task
+    """Yield what figure 1 and the text say of the models as they are."""
+    label = before.task
+    cohort = _describe_cohort(before.cohort)
     yield compare_number(
-        "figure 1", f"{name} θ before", before.effect.value, printed.theta, remark=_explain(before)
+        "figure 1",
+        f"{label} θ before",
+        before.effect.value,
+        printed.theta,
+        remark=f"{cohort}; {_explain(before)}",
     )
-    yield _compare_significance("figure 1", f"{name} p of θ before", before, is_significant=True)
-    if printed.theta_after:
-        yield compare_number("figure 1", f"{name} θ after", after.effect.value, printed.theta_after)
-        yield _compare_significance("figure 1", f"{name} p of θ after", after, is_significant=False)
-    else:
-        yield _compare_small_effect("figure 1", f"{name} θ after", after)
-    for stage in (before, after):
-        yield compare_claim(
-            "section 2.2",
-            f"{name} R² {stage.stage}",
-            stage.fit.r2_above_chance,
-            "> 0.9",
-            holds=stage.fit.r2_above_chance > 0.9,
-            remark=f"about chance, no intercept; about the mean {stage.fit.r2:.3f}",
-        )
+    yield _compare_significance("figure 1", f"{label} p of θ before", before, is_significant=True)
+    yield _compare_fit(before)
     yield compare_number(
         "appendix E",
-        f"{name} θ / (best − worst)",
+        f"{label} θ / (best − worst)",
         before.fit.relative_effect,
         printed.relative_effect,
+        remark=cohort,
     )
+
+
+def _compare_adjusted(after: GroupScaling, printed: PrintedNumbers) -> Iterator[ReproducedNumber]:
+    """Yield what figure 1 and the text say of the models after adjustment."""
+    label = after.task
+    if printed.theta_after:
+        yield compare_number(
+            "figure 1", f"{label} θ after", after.effect.value, printed.theta_after
+        )
+        yield _compare_significance(
+            "figure 1", f"{label} p of θ after", after, is_significant=False
+        )
+    else:
+        yield _compare_small_effect("figure 1", f"{label} θ after", after)
+    yield _compare_fit(after)
+
+
+def _compare_fit(scaling: GroupScaling) -> ReproducedNumber:
+    """Return how well equation 1 fits, about chance as in the paper."""
+    return compare_claim(
+        "section 2.2",
+        f"{scaling.task} R² {scaling.stage}",
+        scaling.fit.r2_above_chance,
+        "> 0.9",
+        holds=scaling.fit.r2_above_chance > 0.9,
+        remark=f"about chance, no intercept; about the mean {scaling.fit.r2:.3f}",
+    )
+
+
+def _describe_cohort(cohort: Cohort) -> str:
+    return f"{len(cohort.models)} of the paper's {MODELS_IN_PAPER} models"
 
 
 def _compare_gain(results: BenchmarkResults) -> Iterator[ReproducedNumber]:
@@ -255,33 +350,73 @@ def _compare_families(results: BenchmarkResults) -> Iterator[ReproducedNumber]:
         holds=qwen_before > SMALL_EFFECT > qwen_after,
         remark=f"after adjustment {qwen_after:.3f}",
     )
+    yield from _compare_pareto_dominance(results.benchmark, results.families)
+
+
+def _compare_pareto_dominance(
+    benchmark: PaperBenchmark, families: FamilyComparison
+) -> Iterator[ReproducedNumber]:
+    """Yield section 4.1: before adjustment, Qwen 1.5 Pareto dominates Llama 2 and Pythia, and Pythia only guesses."""
+    curves = {curve.family: curve for curve in families.curves}
+    qwen = curves["Qwen 1.5"]
+    exceptions = []
+    for rival in (curves["Llama 2"], curves["Pythia"]):
+        for model, compute, score in zip(
+            rival.models, rival.log_compute, rival.before, strict=True
+        ):
+            qwen_scores = qwen.before[qwen.log_compute <= compute]
+            if qwen_scores.size and qwen_scores.max() < score:
+                exceptions.append(f"{model} {score:.3f} against {qwen_scores.max():.3f}")
+    yield compare_claim(
+        "section 4.1",
+        f"{benchmark.name} Llama 2 and Pythia models above every Qwen 1.5 of no more compute",
+        len(exceptions),
+        "Qwen 1.5 Pareto dominates",
+        holds=not exceptions,
+        remark="; ".join(exceptions),
+    )
+    pythia = curves["Pythia"]
+    best = int(pythia.before.argmax())
+    yield ReproducedNumber(
+        "section 4.1",
+        f"{benchmark.name} best Pythia model less chance",
+        float(pythia.before[best]) - benchmark.chance,
+        "no better than chance",
+        agrees=None,  # the text gives no number
+        remark=f"{pythia.models[best]}, {pythia.before[best]:.3f}",
+    )
 
 
 def _compare_frontier(results: BenchmarkResults) -> Iterator[ReproducedNumber]:
-    name = results.benchmark.name
-    if results.frontier is not None and name == "mmlu":
+    label = results.benchmark.name
+    if results.frontier is not None and label == "mmlu":
         yield compare_claim(
             "figure 7",
-            f"{name} area of improvement, before / after",
+            f"{label} area of improvement, before / after",
             results.frontier.ratio,
             "sixfold",
-            holds=round(results.frontier.ratio) == 6,
+            holds=rounds_to(results.frontier.ratio, "6"),
+            remark=_describe_cohort(results.pair.cohort) if results.pair is not None else "",
         )
-    pair = results.pair
-    if pair is None or not {"llama-3-8b", "llama-2-70b"} <= set(pair.cohort.models):
+    score_pair = results.pair
+    if score_pair is None or not {"llama-3-8b", "llama-2-70b"} <= set(score_pair.cohort.models):
         return
-    small = pair.cohort.models.index("llama-3-8b")
-    large = pair.cohort.models.index("llama-2-70b")
-    difference = float(pair.after[small] - pair.after[large])
-    before = float(pair.before[small] - pair.before[large])
+    small = score_pair.cohort.models.index("llama-3-8b")
+    large = score_pair.cohort.models.index("llama-2-70b")
+    difference = float(score_pair.after[small] - score_pair.after[large])
+    before = float(score_pair.before[small] - score_pair.before[large])
     yield ReproducedNumber(
         "section 4.2",
-        f"{name} after adjustment, Llama 3 8B − Llama 2 70B",
+        f"{label} after adjustment, Llama 3 8B − Llama 2 70B",
         difference,
         "closely matches",
         agrees=None,  # the text gives no number
-        remark=f"before {before:+.3f}",
+        remark=f"before {before:+.3f}; {_write_flops(score_pair, small)} and {_write_flops(score_pair, large)} FLOPs",
     )
+
+
+def _write_flops(score_pair: ScorePair, model: int) -> str:
+    return f"{score_pair.cohort.compute[model]:.1e}"
 
 
 def _compare_emergence(curve: EmergenceCurve) -> Iterator[ReproducedNumber]:
@@ -289,13 +424,13 @@ def _compare_emergence(curve: EmergenceCurve) -> Iterator[ReproducedNumber]:
         yield from _compare_printed_emergence(curve)
         return
     first = curve.hinges[0].emergence.value
-    last = curve.hinges[-1].emergence.value
+    last_emergence = curve.hinges[-1].emergence.value
     yield compare_claim(
         "figure 19",
         f"{curve.task} c_e, {curve.examples[-1]:,} examples",
-        last,
+        last_emergence,
         "lower",
-        holds=last < first,
+        holds=last_emergence < first,
         remark=f"without training {first:.2f}",
     )
     yield compare_claim(
@@ -345,34 +480,35 @@ def _compare_saturation(saturation: Saturation) -> Iterator[ReproducedNumber]:
         yield compare_claim(
             "appendix C",
             f"{saturation.task} gain, steps {gain.first_step:,} to {gain.last_step:,}, {gain.side}",
-            gain.mean,
+            gain.gain.value,
             "saturates",
-            holds=abs(gain.mean) < 0.01,
-            remark=f"s.e. {gain.stderr:.4f}, {gain.models} models; saturated: below 0.01",
+            holds=abs(gain.gain.value) < 0.01,
+            remark=f"95 % interval {gain.gain.low:+.4f} to {gain.gain.high:+.4f}, {gain.models} models; "
+            "saturated: below 0.01",
         )
 
 
 def _compare_mediation(mediation: Mediation, printed: PrintedNumbers) -> Iterator[ReproducedNumber]:
-    name = mediation.task
+    label = mediation.task
     mediated = mediation.mediated
     direct = mediation.direct
-    yield compare_number("table 3", f"{name} φ", mediated.value, printed.mediated)
-    yield compare_number("table 3", f"{name} s.e. of φ", mediated.stderr, printed.mediated_stderr)
-    yield compare_number("table 3", f"{name} R²", mediation.mediated_r2, printed.mediated_r2)
+    yield compare_number("table 3", f"{label} φ", mediated.value, printed.mediated)
+    yield compare_number("table 3", f"{label} s.e. of φ", mediated.stderr, printed.mediated_stderr)
+    yield compare_number("table 3", f"{label} R²", mediation.mediated_r2, printed.mediated_r2)
     yield compare_claim(
         "table 3",
-        f"{name} p of φ",
+        f"{label} p of φ",
         mediated.p,
         "p < 0.05",
         holds=mediated.p < SIGNIFICANT,
         remark=f"by family {mediated.clustered_p:.3f}",
     )
-    yield compare_number("table 4", f"{name} ψ", direct.value, printed.direct)
-    yield compare_number("table 4", f"{name} s.e. of ψ", direct.stderr, printed.direct_stderr)
-    yield compare_number("table 4", f"{name} R²", mediation.direct_r2, printed.direct_r2)
+    yield compare_number("table 4", f"{label} ψ", direct.value, printed.direct)
+    yield compare_number("table 4", f"{label} s.e. of ψ", direct.stderr, printed.direct_stderr)
+    yield compare_number("table 4", f"{label} R²", mediation.direct_r2, printed.direct_r2)
     yield compare_claim(
         "table 4",
-        f"{name} p of ψ",
+        f"{label} p of ψ",
         direct.p,
         "n.s.",
         holds=direct.p >= SIGNIFICANT,
@@ -380,25 +516,52 @@ def _compare_mediation(mediation: Mediation, printed: PrintedNumbers) -> Iterato
     )
 
 
-def _compare_other_splits(
-    name: str, splits: SplitComparison, printed: PrintedNumbers
+def _compare_literal_mediation(
+    results: BenchmarkResults, printed: PrintedNumbers
 ) -> Iterator[ReproducedNumber]:
-    places = ("figure 11", "figure 12", "figure 13")
-    for place, comparison in zip(places, splits.comparisons, strict=True):
+    """Yield φ by equation 2 as it is printed, and its error by families as section 2.2 says: neither is in table 3."""
+    if results.pair is None or results.mediation is None:
+        return
+    split = results.pair.cohort.split_by_month(CUTOFF)
+    literal = measure_mediation(results.pair, split, jumps=True)
+    yield compare_number(
+        "appendix C",
+        f"{literal.task} φ by equation 2 as printed",
+        literal.mediated.value,
+        printed.mediated,
+        remark="it jumps at the knots; tables 3 and 4 come out where only the slope changes",
+    )
+    yield compare_number(
+        "section 2.2",
+        f"{literal.task} s.e. of φ, clustered by family",
+        results.mediation.mediated.clustered_stderr,
+        printed.mediated_stderr,
+        remark="the text clusters errors; table 3 prints those of independent models",
+    )
+
+
+CHINESE_MODELS = "figure 13"
+FIGURES_OF_SPLITS = ("figure 11", "figure 12", CHINESE_MODELS)
+
+
+def _compare_other_splits(
+    label: str, splits: SplitComparison, printed: PrintedNumbers
+) -> Iterator[ReproducedNumber]:
+    for location, comparison in zip(FIGURES_OF_SPLITS, splits.comparisons, strict=True):
         group = f"models {comparison.before.split.label}"
         before = comparison.before
-        if place == "figure 13":
+        if location == CHINESE_MODELS:
             yield compare_number(
-                place,
-                f"{name} θ before, {group}",
+                location,
+                f"{label} θ before, {group}",
                 before.effect.value,
                 printed.theta_chinese,
                 remark=_explain(before),
             )
         yield _compare_significance(
-            place, f"{name} p of θ before, {group}", before, is_significant=True
+            location, f"{label} p of θ before, {group}", before, is_significant=True
         )
-        yield _compare_small_effect(place, f"{name} θ after, {group}", comparison.after)
+        yield _compare_small_effect(location, f"{label} θ after, {group}", comparison.after)
 
 
 def _compare_discrimination(
@@ -434,7 +597,7 @@ def _compare_discrimination(
 def _compare_ranks(results: BenchmarkResults) -> Iterator[ReproducedNumber]:
     if results.ranks is None or results.benchmark.name != "mmlu":
         return
-    remark = f"{len(results.ranks.cohort.models)} models are ranked, the paper ranks 56"
+    remark = _describe_cohort(results.ranks.cohort)
     yield compare_number(
         "figure 17", "mmlu mean shift of ranks", results.ranks.mean, "4.8", remark=remark
     )
@@ -443,11 +606,11 @@ def _compare_ranks(results: BenchmarkResults) -> Iterator[ReproducedNumber]:
     )
 
 
-def _compare_instruct(name: str, adjustment: TaskAdjustment) -> Iterator[ReproducedNumber]:
+def _compare_instruct(label: str, adjustment: TaskAdjustment) -> Iterator[ReproducedNumber]:
     yield _compare_significance(
-        "figure 20", f"{name} p of θ before, instruct", adjustment.before, is_significant=True
+        "figure 20", f"{label} p of θ before, instruct", adjustment.before, is_significant=True
     )
-    yield _compare_small_effect("figure 20", f"{name} θ after, instruct", adjustment.after)
+    yield _compare_small_effect("figure 20", f"{label} θ after, instruct", adjustment.after)
 
 
 # --- other figures ---------------------------------------------------------------------------------------------------
@@ -456,22 +619,40 @@ def _compare_instruct(name: str, adjustment: TaskAdjustment) -> Iterator[Reprodu
 def _compare_rates(rates: RateBudget) -> Iterator[ReproducedNumber]:
     if rates.usual is None or rates.favoured is None:
         return
-    yield compare_number(
-        "figure 9", "mmlu θ after, rates as chosen", rates.usual.effect.value, "-0.005"
-    )
-    yield compare_number(
-        "figure 9", "mmlu θ after, best rate for newer", rates.favoured.effect.value, "0.005"
-    )
+    swept = f"{len(rates.models)} models at {len(rates.rates)} learning rates"
+    for quantity, scaling, printed in (
+        ("mmlu θ after, rates as chosen", rates.usual, "-0.005"),
+        ("mmlu θ after, best rate for newer", rates.favoured, "0.005"),
+    ):
+        yield compare_number(
+            "figure 9",
+            quantity,
+            scaling.effect.value,
+            printed,
+            remark=f"{swept}; {_explain(scaling)}",
+        )
+    if len(rates.rates) >= 3:
+        best_at_an_end = np.fmax(rates.values[:, 0], rates.values[:, -1])
+        best_inside = np.fmax.reduce(rates.values[:, 1:-1], axis=1)
+        models_at_an_end = list(compress(rates.models, best_at_an_end > best_inside))
+        yield compare_claim(
+            "appendix B.3",
+            "models whose best rate ends the sweep",
+            len(models_at_an_end),
+            "Pythia 70M alone",
+            holds=models_at_an_end == ["pythia-70m"],
+            remark=join_names(models_at_an_end),
+        )
 
 
 def _compare_form(
-    name: str, before: GroupScaling, adjustment: TaskAdjustment | None
+    label: str, before: GroupScaling, adjustment: TaskAdjustment | None
 ) -> Iterator[ReproducedNumber]:
-    if name not in CHOICE_FORMS:
-        yield _compare_small_effect("figure 4", f"{name} θ", before)
+    if label not in CHOICE_FORMS:
+        yield _compare_small_effect("figure 4", f"{label} θ", before)
         yield compare_claim(
             "figure 18",
-            f"{name} c_e",
+            f"{label} c_e",
             before.fit.emergence.value,
             "none",
             holds=before.fit.emergence.value < 22,
@@ -480,7 +661,7 @@ def _compare_form(
         return
     yield compare_claim(
         "figure 4",
-        f"{name} θ before",
+        f"{label} θ before",
         before.effect.value,
         "large, p < 0.05",
         holds=before.effect.value > SMALL_EFFECT and before.effect.p < SIGNIFICANT,
@@ -488,82 +669,117 @@ def _compare_form(
     )
     if adjustment is not None:
         yield _compare_significance(
-            "figure 4", f"{name} p of θ after", adjustment.after, is_significant=False
+            "figure 4", f"{label} p of θ after", adjustment.after, is_significant=False
         )
-    yield _compare_emergence_point("figure 18", f"{name} c_e", before, "22 to 23")
+    yield _compare_emergence_point("figure 18", f"{label} c_e", before, "22 to 23")
 
 
-def _compare_leaderboard_task(name: str, adjustment: TaskAdjustment) -> Iterator[ReproducedNumber]:
-    place = LEADERBOARD[name].figure
-    printed = PRINTED_LEADERBOARD[name]
+def _compare_leaderboard_task(
+    label: str, adjustment: TaskAdjustment, gpqa_above_zero: GroupScaling | None
+) -> Iterator[ReproducedNumber]:
+    location = LEADERBOARD[label].figure
+    printed = PRINTED_LEADERBOARD[label]
     before = adjustment.before
     after = adjustment.after
     if printed.relative_effect:
+        remark = ""
+        if label == "gpqa" and gpqa_above_zero is not None:
+            above_zero = gpqa_above_zero.fit.relative_effect
+            remark = f"{above_zero:.3f} above r = 0, which the authors' notebook has for GPQA"
         yield compare_number(
-            place,
-            f"{name} θ / (best − worst) before",
+            location,
+            f"{label} θ / (best − worst) before",
             before.fit.relative_effect,
             printed.relative_effect,
+            remark=remark,
         )
-        yield _compare_significance(place, f"{name} p of θ before", before, is_significant=True)
+        yield _compare_with_main_text(location, label, before)
+        yield _compare_significance(location, f"{label} p of θ before", before, is_significant=True)
     if printed.theta_after:
         yield compare_number(
-            place,
-            f"{name} θ after",
+            location,
+            f"{label} θ after",
             after.effect.value,
             printed.theta_after,
             remark=_explain(after),
         )
     if printed.is_tiny_after:
         yield compare_claim(
-            place,
-            f"{name} θ after",
+            location,
+            f"{label} θ after",
             after.effect.value,
             "at most 0.002",
             holds=abs(round(after.effect.value, 3)) <= 0.002,
             remark=_explain(after),
         )
+    if printed.is_significant_after:
+        yield compare_claim(
+            location,
+            f"{label} θ after, the text's bound",
+            after.effect.value,
+            "at least 0.01",
+            holds=after.effect.value >= 0.01,
+        )
     yield _compare_significance(
-        place, f"{name} p of θ after", after, is_significant=printed.is_significant_after
+        location, f"{label} p of θ after", after, is_significant=printed.is_significant_after
     )
     if printed.reduction:
         yield compare_number(
-            place,
-            f"{name} reduction of θ by adjustment",
+            location,
+            f"{label} reduction of θ by adjustment",
             1 - after.effect.value / before.effect.value,
             printed.reduction,
-            remark=_explain_reduction(name),
+            remark=_explain_reduction(label, adjustment),
         )
 
 
-def _explain_reduction(name: str) -> str:
-    if name in ("mmlu_pro", "math_hard"):
-        return "the paper seems to have exchanged MMLU Pro and MATH (19 % and 33 %)"
-    return ""
+def _compare_with_main_text(location: str, label: str, before: GroupScaling) -> ReproducedNumber:
+    """Compare θ before adjustment with that of MMLU, the smaller one of figure 1."""
+    theta = before.effect.value
+    return compare_claim(
+        location,
+        f"{label} θ before",
+        theta,
+        f"below {PRINTED['mmlu'].theta} of MMLU",
+        holds=0 < theta < float(PRINTED["mmlu"].theta),
+    )
+
+
+def _explain_reduction(label: str, adjustment: TaskAdjustment) -> str:
+    """Say what the rounded θ of the authors' fits give, where the paper has exchanged two tasks."""
+    if label not in EXCHANGED_REDUCTIONS:
+        return ""
+    before = round(fit_like_authors(adjustment.before).theta, 3)
+    after = round(fit_like_authors(adjustment.after).theta, 3)
+    other_label = EXCHANGED_REDUCTIONS[label]
+    return (
+        f"{1 - after / before:.2f} by the authors' rounded θ ({before:.3f}, {after:.3f}): "
+        f"the paper prints it for {other_label}"
+    )
 
 
 # --- claims ----------------------------------------------------------------------------------------------------------
 
 
 def _compare_significance(
-    place: str, what: str, scaling: GroupScaling, *, is_significant: bool
+    location: str, quantity: str, scaling: GroupScaling, *, is_significant: bool
 ) -> ReproducedNumber:
     """Compare p of θ with what the document calls significant; its errors take no account of families."""
-    p = scaling.effect.p
+    p_value = scaling.effect.p
     return compare_claim(
-        place,
-        what,
-        p,
+        location,
+        quantity,
+        p_value,
         "p < 0.05" if is_significant else "n.s.",
-        holds=(p < SIGNIFICANT) == is_significant,
+        holds=(p_value < SIGNIFICANT) == is_significant,
         remark=f"θ {scaling.effect.value:.3f}; {_describe_p_values(scaling.effect, scaling.fit.wild_p)}",
     )
 
 
-def _compare_small_effect(place: str, what: str, scaling: GroupScaling) -> ReproducedNumber:
+def _compare_small_effect(location: str, quantity: str, scaling: GroupScaling) -> ReproducedNumber:
     return compare_claim(
-        place,
-        what,
+        location,
+        quantity,
         scaling.effect.value,
         "small, n.s.",
         holds=_is_small(scaling.effect),
@@ -572,12 +788,17 @@ def _compare_small_effect(place: str, what: str, scaling: GroupScaling) -> Repro
 
 
 def _compare_emergence_point(
-    place: str, what: str, scaling: GroupScaling, claim: str
+    location: str, quantity: str, scaling: GroupScaling, claim: str
 ) -> ReproducedNumber:
     """Compare the point of emergence with "10²² to 10²³ FLOPs", where the document sees sharp improvements."""
     emergence = scaling.fit.emergence.value
     return compare_claim(
-        place, what, emergence, claim, holds=21.5 <= emergence <= 23.5, remark="of 10²² to 10²³"
+        location,
+        quantity,
+        emergence,
+        claim,
+        holds=21.5 <= emergence <= 23.5,
+        remark="of 10²² to 10²³",
     )
 
 
@@ -598,7 +819,11 @@ def _explain(scaling: GroupScaling) -> str:
 
 
 def _describe_p_values(effect: Coefficient, wild_p: float) -> str:
-    text = f"p {effect.p:.3f}, by family {effect.clustered_p:.3f}"
+    text = f"p {_write_p(effect.p)}, by family {_write_p(effect.clustered_p)}"
     if np.isfinite(wild_p):
-        text += f", wild {wild_p:.3f}"
+        text += f", wild {_write_p(wild_p)}"
     return text
+
+
+def _write_p(p_value: float) -> str:
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"

@@ -4,16 +4,18 @@ The document does so by XGBoost classifiers. Where the package is installed (``p
 taken, set as by default when the paper was written: exact trees, and 0.5 as the score to start from. (XGBoost 2 takes
 histograms and the share of the group instead, which gives other accuracies.) Else scikit-learn's boosted trees are
 taken, with settings as near as they come, and the finding says which. Some fifty models make either unstable: a single
-model weighs two to three points, so each accuracy has an interval.
+model weighs two to three points, so each accuracy has an interval, over families of models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
+from potentia.analysis.stats.bootstrap import draw_row_counts
 from potentia.errors import InputError
 from potentia.extras import Extra, is_installed, require_extra
 from potentia.papers.task_training.cohort import (
@@ -64,7 +66,7 @@ class Discrimination(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return both accuracies."""
-        rows = [
+        table_rows = [
             (f"the others against models {self.group}", self.before_interval),
             (f"tuned others against models {self.group}", self.after_interval),
         ]
@@ -73,10 +75,17 @@ class Discrimination(Finding):
             f"{self.n} models, {self.tuned} with the others tuned. "
             f"Balanced accuracy on log compute and score, leave-one-out, by {TREES[self.trees]}; "
             f"chance 0.5. Unstable: one model of the smaller group weighs {0.5 / smaller_group:.3f}; "
-            "intervals draw models anew."
+            "intervals: bootstrap over families."
         )
-        columns = ("", "balanced accuracy", "low", "high")
-        return (Table(f"{self.task}: can the groups be told apart?", columns, rows, note),)
+        column_names = ("", "balanced accuracy", "low", "high")
+        return (
+            Table(
+                f"{self.task}: can a classifier tell the groups apart?",
+                column_names,
+                table_rows,
+                note,
+            ),
+        )
 
 
 def require_classifiers() -> None:
@@ -85,20 +94,20 @@ def require_classifiers() -> None:
 
 
 def measure_discrimination(
-    pair: ScorePair, split: ModelSplit, *, seed: int = 0, trees: str | None = None
+    score_pair: ScorePair, split: ModelSplit, *, seed: int = 0, trees: str | None = None
 ) -> Discrimination:
     """Tell the split's members (as they are, ``pair.before``) from the others, untuned and tuned (``pair.after``)."""
     require_classifiers()
     members = np.asarray(split.members)
     if trees is None:
         trees = XGBOOST if is_installed("xgboost") else SCIKIT_LEARN
-    others_tuned = np.where(members, pair.before, pair.after)
-    before = _measure_accuracy(pair, pair.before, members, trees=trees, seed=seed)
-    after = _measure_accuracy(pair, others_tuned, members, trees=trees, seed=seed)
+    others_tuned = np.where(members, score_pair.before, score_pair.after)
+    before = _measure_accuracy(score_pair, score_pair.before, members, trees=trees, seed=seed)
+    after = _measure_accuracy(score_pair, others_tuned, members, trees=trees, seed=seed)
     return Discrimination(
-        task=pair.task,
+        task=score_pair.task,
         group=split.label,
-        n=len(pair.cohort.models),
+        n=len(score_pair.cohort.models),
         members=split.size,
         trees=trees,
         before=before.value,
@@ -106,28 +115,29 @@ def measure_discrimination(
         before_interval=before,
         after_interval=after,
         tuned=int(np.isfinite(others_tuned).sum()),
-        points=_mark_groups(pair, others_tuned, split),
+        points=_mark_groups(score_pair, others_tuned, split),
     )
 
 
-def _mark_groups(pair: ScorePair, scores: Floats, split: ModelSplit) -> tuple[Points, ...]:
+def _mark_groups(score_pair: ScorePair, scores: Floats, split: ModelSplit) -> tuple[Points, ...]:
     """Return the models with a score against compute, a set of points for each side."""
     is_known = np.isfinite(scores)
-    cohort = pair.cohort.select(pair.cohort.select_names(is_known))
+    cohort = score_pair.cohort.select(score_pair.cohort.select_names(is_known))
     members = np.asarray(split.members)[is_known]
     sides = ModelSplit(split.label, members, f"{split.others}, tuned")
     return sides.to_points(cohort, scores[is_known])
 
 
 def _measure_accuracy(
-    pair: ScorePair, scores: Floats, members: Mask, *, trees: str, seed: int
+    score_pair: ScorePair, scores: Floats, members: Mask, *, trees: str, seed: int
 ) -> Interval:
     """Return the balanced accuracy by compute and score; a model without a score takes no part."""
     is_known = np.isfinite(scores)
-    features = np.column_stack([pair.cohort.log_compute, scores])[is_known]
+    features = np.column_stack([score_pair.cohort.log_compute, scores])[is_known]
     labels = members[is_known]
     is_right = guess_left_out(features, labels, trees=trees, seed=seed) == labels
-    return _resample_accuracy(is_right, labels, seed)
+    families = list(compress(score_pair.cohort.family, is_known))
+    return resample_accuracy(is_right, labels, families, seed)
 
 
 def guess_left_out(features: Floats, labels: Mask, *, trees: str, seed: int = 0) -> Mask:
@@ -136,7 +146,7 @@ def guess_left_out(features: Floats, labels: Mask, *, trees: str, seed: int = 0)
     from threadpoolctl import threadpool_limits
 
     if min(labels.sum(), (~labels).sum()) < 2:
-        raise InputError("both groups need two models at least to be told apart")
+        raise InputError("a classifier of the two groups needs two models of each at least")
     classifier = _make_classifier(trees, seed)
     with threadpool_limits(1):  # the data are tiny; threads only wait for each other
         guessed = cross_val_predict(classifier, features, labels.astype(int), cv=LeaveOneOut())
@@ -169,15 +179,21 @@ def _compute_balanced_accuracy(is_right: Mask, labels: Mask) -> Floats:
     return np.asarray((of_members + of_others) / 2)
 
 
-def _resample_accuracy(is_right: Mask, labels: Mask, seed: int) -> Interval:
-    """Draw the models of both groups anew, their guesses as they were."""
+def resample_accuracy(is_right: Mask, labels: Mask, families: Sequence[str], seed: int) -> Interval:
+    """Draw the families of both groups anew, the guesses of their models as they were."""
     rng = np.random.default_rng(seed)
-    members = np.flatnonzero(labels)
-    others = np.flatnonzero(~labels)
-    drawn_members = rng.choice(members, size=(RESAMPLES, len(members)))
-    drawn_others = rng.choice(others, size=(RESAMPLES, len(others)))
-    drawn = np.concatenate([drawn_members, drawn_others], axis=1)
-    accuracies = _compute_balanced_accuracy(is_right[drawn], labels[drawn])
+    names = np.array(families)
+    hits = {}
+    sizes = {}
+    for is_member in (True, False):
+        of_group = np.flatnonzero(labels == is_member)
+        units, unit_of_model = np.unique(names[of_group], return_inverse=True)
+        right_by_unit = np.bincount(unit_of_model, is_right[of_group], minlength=len(units))
+        models_by_unit = np.bincount(unit_of_model, minlength=len(units))
+        counts = draw_row_counts(len(units), RESAMPLES, rng)
+        hits[is_member] = counts @ right_by_unit
+        sizes[is_member] = counts @ models_by_unit
+    accuracies = (hits[True] / sizes[True] + hits[False] / sizes[False]) / 2
     low, high = np.percentile(accuracies, [2.5, 97.5])
     accuracy = _compute_balanced_accuracy(is_right[None], labels[None])[0]
     return Interval(float(accuracy), float(low), float(high))

@@ -32,20 +32,23 @@ class EmergenceCurve(Finding):
     span: tuple[float, float]  # log₁₀ FLOPs of the smallest and the largest model
     batch: int | None = None  # examples per optimizer step, where amounts come from steps
     points: tuple[Points, ...] = ()  # the models' scores at each amount
+    amounts_to_draw: tuple[int, ...] = ()  # beside some that are spread over all
 
     def tables(self) -> Sequence[Table]:
         """Return one row per amount of training."""
-        rows = []
+        table_rows = []
         for examples, hinge, line in zip(self.examples, self.hinges, self.lines, strict=True):
             alpha, emergence, bounds, r2, _ = hinge.curve_row()
-            flops = f"{10**hinge.emergence.value:.1e}"
-            rows.append((examples, hinge.n, emergence, bounds, flops, alpha, r2, line.r2))
+            flops = None
+            if np.isfinite(hinge.emergence.value):
+                flops = f"{10**hinge.emergence.value:.1e}"
+            table_rows.append((examples, hinge.n, emergence, bounds, flops, alpha, r2, line.r2))
         columns = ("examples", "models", "c_e", "c_e 95 %", "FLOPs", "α", "R² hinge")
         note = "c_e: log₁₀ of the FLOPs from which models rise above chance; a log-linear R² near 1 means no emergence."
         if self.batch is not None:
             note += f" Examples: optimizer steps × {self.batch}, the batch."
         title = f"{self.task}: emergence by amount of test-task training"
-        return (Table(title, (*columns, "R² log-linear"), rows, note),)
+        return (Table(title, (*columns, "R² log-linear"), table_rows, note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return c_e and R² against the number of training examples, and some of the fitted curves."""
@@ -79,43 +82,52 @@ class EmergenceCurve(Finding):
         return [amount or smallest / 3 for amount in self.examples]
 
     def _emergence_line(self) -> Line:
-        points = np.array([hinge.emergence.value for hinge in self.hinges])
-        lows = np.array([hinge.emergence_interval.low for hinge in self.hinges])
+        values = np.array([hinge.emergence.value for hinge in self.hinges])
+        points = np.where(np.isfinite(values), values, np.nan)  # one below all models is not drawn
+        low_ends = np.array([hinge.emergence_interval.low for hinge in self.hinges])
         highs = np.array([hinge.emergence_interval.high for hinge in self.hinges])
         return Line(
             "c_e",
             self._example_axis(),
             points,
-            low=np.where(np.isfinite(lows), lows, points),
+            low=np.where(np.isfinite(low_ends), low_ends, points),
             high=np.where(np.isfinite(highs), highs, points),
         )
 
     def _plot_curves(
         self,
-        name: str,
+        chart_name: str,
         title: str,
         fits: Sequence[HingeFit | LogLinearFit],
         caption: str,
     ) -> Plot:
         """Draw some of the amounts: the models, and the curve fitted to them."""
         grid = np.linspace(*self.span, 200)
-        positions = np.linspace(0, len(self.examples) - 1, CURVES_SHOWN)
-        shown = sorted({round(position) for position in positions})
+        positions_drawn = self._choose_positions()
         curves = []
-        for index in shown:
+        for index in positions_drawn:
             label = f"{self.examples[index]:,} examples"
             curves.append(Line(label, 10**grid, fits[index].predict(grid)))
         return plot_against_compute(
-            f"{self.task}-{name}",
+            f"{self.task}-{chart_name}",
             f"{self.task}: {title} as models train on the test task",
             caption,
-            points=tuple(self.points[index] for index in shown if self.points),
+            points=tuple(self.points[index] for index in positions_drawn if self.points),
             lines=tuple(curves),
         )
 
-    def _plot_by_examples(self, name: str, title: str, line: Line, y_label: str) -> Plot:
+    def _choose_positions(self) -> list[int]:
+        """Return which amounts a chart shows: the first, the last, some between, and those that have to be there."""
+        spread = np.linspace(0, len(self.examples) - 1, CURVES_SHOWN)
+        positions = {round(position) for position in spread.tolist()}
+        for amount in self.amounts_to_draw:
+            if amount in self.examples:
+                positions.add(self.examples.index(amount))
+        return sorted(positions)
+
+    def _plot_by_examples(self, chart_name: str, title: str, line: Line, y_label: str) -> Plot:
         return Plot(
-            f"{self.task}-{name}",
+            f"{self.task}-{chart_name}",
             f"{self.task}: {title}",
             "Training on the test task moves emergence to smaller scales. The first point is before any training.",
             lines=(line,),
@@ -133,6 +145,7 @@ def trace_emergence(
     chance: float = 0.0,
     higher_is_better: bool = True,
     batch: int | None = None,
+    amounts_to_draw: Sequence[int] = (),
 ) -> EmergenceCurve:
     """Fit both curves at each amount of training: ``stages`` maps examples seen to model → score.
 
@@ -144,11 +157,10 @@ def trace_emergence(
     lines = []
     points = []
     for amount in sorted(stages):
-        score_by_model = {
-            model: score
-            for model, score in stages[amount].items()
-            if model in models and np.isfinite(score)
-        }
+        score_by_model = {}
+        for model, score in stages[amount].items():
+            if model in models and np.isfinite(score):
+                score_by_model[model] = score
         if len(score_by_model) < MIN_MODELS:
             continue
         scored = cohort.select(list(score_by_model))
@@ -174,4 +186,5 @@ def trace_emergence(
         span=(float(cohort.log_compute.min()), float(cohort.log_compute.max())),
         batch=batch,
         points=tuple(points),
+        amounts_to_draw=tuple(amounts_to_draw),
     )

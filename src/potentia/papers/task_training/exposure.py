@@ -12,13 +12,14 @@ families' models (with half of them exposed a median breaks, and the upper quart
 
 γ asks about documents: the t of the validation documents' loss less the training documents', before any update, each
 less the reference models' on that document. It is high for a model that saw these very documents; on the test
-documents, for one that saw the test.
+documents, for one that saw the test. Documents that share a passage are read alike, so its errors are clustered.
 
 How low is low was measured on copies exposed on purpose (``planted.csv``, made by ``bench/exposure.py``): each measure
-is taken in spreads of clean copies, and the lower of the two counts. A logistic curve gives the share of exposed copies
-among as many exposed and clean ones, and the clean ones count false alarms. Copies count that were probed at the same
-learning rate and are not of the family in question. A cell is spoken of where it is lower than every clean copy, and
-significantly so among all cells of the study (Benjamini–Hochberg). Related: the fall of losses under fine-tuning (FSD,
+is taken in spreads of clean copies and beside what these have by the same measure, and the less likely of the two
+counts, at half the level. A logistic curve gives the share of exposed copies among as many exposed and clean ones, and
+the clean ones count false alarms. Copies count that were probed at the same learning rate and are not of the family in
+question. A cell is spoken of where hardly a clean copy of any one family is as low, and significantly so among all
+cells of the study (Benjamini–Hochberg). Related: the fall of losses under fine-tuning (FSD,
 2410.10880), dataset inference (LLM-DI, 2406.06443), Min-K% (2310.16789) and Min-K%++ (2404.02936), CDD (2402.15938),
 ConStat (2405.16281), CoDeC.
 """
@@ -29,20 +30,23 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.stats import mannwhitneyu, ttest_ind
+from scipy.stats import mannwhitneyu
 
 from potentia.analysis.left_out import NO_ENTRIES, drop_names_in
 from potentia.analysis.stats import fit_balanced_logistic
 from potentia.analysis.stats.intervals import exact_upper_bound
+from potentia.analysis.stats.relatives import ModelFamilies
 from potentia.analysis.stats.significance import benjamini_hochberg
 from potentia.errors import InputError
-from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
+from potentia.values.clusters import Clusters, clustered_error
+from potentia.values.findings import Chart, Finding, Heatmap, Table, TableValue
 from potentia.values.scores import Floats
 from potentia.values.selection import ProbeResult
 
@@ -61,46 +65,60 @@ LOWEST, HIGHEST = 0.02, 3.0  # ratios beyond are taken as these
 PLANTED = Path(__file__).with_name("planted.csv")
 LOSSES = ("text", "answer")
 DECLARED = "declared clean"
-IN_FORM = (
-    "same",
-    "other",
-    "test",
-    "once",
-)  # exposure in the test's own form: what P is the chance of
+IN_FORM = ("same", "other", "test", "once")  # in the test's own form: what P is the chance of
+SIGNS_LISTED = 5  # where none is low enough to speak of
 
 
 @dataclass(frozen=True)
 class Reading:
     """What a probe says of one model and task, by loss and split: what was learned, and documents' losses before."""
 
-    falls: Mapping[
-        tuple[str, str], float
-    ]  # of the text's loss, a byte; of the answer's, over that of the prompt's
+    # how far the loss fell: of the text, a byte; of the answer, over that of the prompt
+    loss_drops: Mapping[tuple[str, str], float]
     documents: Mapping[tuple[str, str], Floats]
     data: str  # names the documents and the settings
     rate: float
+    clusters: Mapping[str, Clusters] = field(default_factory=dict)  # by split, of its documents
 
     @classmethod
     def of(cls, probe: ProbeResult) -> Reading:
-        """Read what ``Store.probes`` gives."""
-        falls, documents, learned = {}, {}, probe.learned
+        """Read one probe, as ``store.provenance.read_probes`` gives them by model and task."""
+        loss_drops: dict[tuple[str, str], float] = {}
+        documents: dict[tuple[str, str], Floats] = {}
+        clusters: dict[str, Clusters] = {}
+        learned = probe.learned
         sums_by_split = probe.after_epochs[-1]
         for split, losses in probe.before.items():
             for loss in LOSSES:
                 sizes = np.maximum(losses.bytes[loss], 1)
                 documents[loss, split] = np.array(losses.nats[loss]) / sizes
+            label_by_document = dict(enumerate(losses.clusters))
+            clusters[split] = Clusters.of_examples(
+                range(len(documents["text", split])), label_by_document
+            )
             if split not in sums_by_split:
                 continue
             after = sums_by_split[split]
-            nats = {loss: sum(losses.nats[loss][:learned]) - after[loss] for loss in LOSSES}
-            size = {loss: sum(losses.bytes[loss][:learned]) for loss in LOSSES}
-            falls["text", split] = nats["text"] / max(size["text"], 1)
-            if 0 < size["answer"] < size["text"]:
-                prompt = (nats["text"] - nats["answer"]) / (size["text"] - size["answer"])
-                answer = nats["answer"] / size["answer"]
-                falls["answer", split] = max(answer, LEAST_FALL) / max(prompt, LEAST_FALL)
-        rate = probe.learning_rate
-        return cls(falls, documents, f"{probe.version} {probe.data} {rate:g}", rate)
+            nats_learned = {}
+            byte_count = {}
+            for loss in LOSSES:
+                nats_before = sum(losses.nats[loss][:learned])
+                nats_learned[loss] = nats_before - after[loss]
+                byte_count[loss] = sum(losses.bytes[loss][:learned])
+            loss_drops["text", split] = nats_learned["text"] / max(byte_count["text"], 1)
+            if 0 < byte_count["answer"] < byte_count["text"]:
+                prompt = (nats_learned["text"] - nats_learned["answer"]) / (
+                    byte_count["text"] - byte_count["answer"]
+                )
+                answer = nats_learned["answer"] / byte_count["answer"]
+                loss_drops["answer", split] = max(answer, LEAST_FALL) / max(prompt, LEAST_FALL)
+        learning_rate = probe.learning_rate
+        data = f"{probe.version} {probe.data} {learning_rate:g}"
+        return cls(loss_drops, documents, data, learning_rate, clusters)
+
+    def clusters_of(self, split: str, documents: Floats) -> Clusters:
+        """Return which of a split's documents share a passage."""
+        return self.clusters.get(split, Clusters.singletons(len(documents)))
 
 
 @dataclass(frozen=True)
@@ -120,14 +138,17 @@ class Measures:
         return self.train_documents, self.test_documents
 
     def left(self, loss: str) -> float:
-        """Return both ratios of a loss as one: their geometric mean, or the one that is known."""
-        both = np.array([getattr(self, loss), getattr(self, f"{loss}_validation")])
-        known = both[np.isfinite(both)]
-        return (
-            float(np.exp(np.mean(np.log(np.clip(known, LOWEST, HIGHEST)))))
-            if len(known)
-            else math.nan
-        )
+        """Return both ratios of a loss as one: their mean, or the one that is known; a loss that rose counts as 0.
+
+        A geometric mean would take a validation loss that rises, as that of a small probe on a strong model may, for
+        nothing left to learn, however much the model learned of its training examples.
+        """
+        ratios = np.array([getattr(self, loss), getattr(self, f"{loss}_validation")])
+        finite_ratios = ratios[np.isfinite(ratios)]
+        if not len(finite_ratios):
+            return math.nan
+        mean = float(np.mean(np.clip(finite_ratios, 0.0, HIGHEST)))
+        return max(LOWEST, mean)
 
 
 @dataclass(frozen=True)
@@ -167,55 +188,61 @@ class Sign:
         is_low = self.clean > 0 and self.worst_family <= FALSE_ALARMS and self.probability > 0.5
         return bool(is_low and self.adjusted <= FALSE_DISCOVERIES)
 
-    def row(self) -> tuple[Cell, ...]:
+    def row(self) -> tuple[TableValue, ...]:
         """Return its cells in the table of the exposure."""
-        alarms: tuple[Cell, Cell] = (None, None)
+        alarms: tuple[TableValue, TableValue] = (None, None)
         if self.clean:
             alarms = (f"{self.false_alarms} of {self.clean}", self.adjusted)
-        left, known = map(self.measures.left, LOSSES), "yes" if self.known else ""
         return (
             self.model,
             self.task,
-            *left,
+            *map(self.measures.left, LOSSES),
             self.probability,
             *alarms,
             *self.measures.gammas,
             self.reference,
-            known,
+            "yes" if self.known else "",
         )
 
     def sentence(self) -> str:
         """Say what is known, and no more."""
-        unknown = self.reference == "unknown"
-        whose = (
-            "the models beside it, whose past is unknown" if unknown else "models declared clean"
-        )
-        what = f"has {self.left:.0%} as much left to learn as {whose}"
-        fits = "this kind of text in this form"
+        panel = "models declared clean"
+        if self.reference == "unknown":
+            panel = "models of other families, whose training data is unknown"
+        observation = f"had {self.left:.0%} as much left to learn as {panel}"
+        explanation = "this kind of text in this form"
         if self.loss == "answer":
-            what = f"learned {self.left:.0%} as much of answers, beside what it learned of prompts, as {whose}"
-            fits = "such answers, of this task or of another"
-        very = " and ".join(f"{split} documents" for split in self.known_documents)
-        knows = f", and it knows these very {very} better than others like them" if very else ""
-        fits += knows or "; no sign of these very documents"
+            observation = (
+                f"had {self.left:.0%} as much left to learn of the answers, relative to the prompts,"
+                f" as {panel}"
+            )
+            explanation = "such answers, of this task or of another"
+        documents = " and ".join(f"{split} examples" for split in self.known_documents)
+        if documents:
+            explanation += f", and on these very {documents}"
+        else:
+            explanation += "; nothing shows that it saw these very examples"
         bound = exact_upper_bound(self.false_alarms, self.clean)
         alarms = (
-            f"{self.false_alarms} of {self.clean} clean copies of other families are as low "
-            f"(at most {bound:.1%}; p = {self.adjusted:.2g} among all results of this study)"
+            f"{self.false_alarms} of {self.clean} clean copies of other families had as little left "
+            f"(at most {bound:.1%}; p = {self.adjusted:.2g}, corrected for all results of this study)"
         )
         return (
-            f"On {self.task} {self.model} {what}. That fits earlier training on {fits}. {alarms}."
+            f"On {self.task} {self.model} {observation}."
+            f" This suggests earlier training on {explanation}. {alarms}."
         )
 
     @property
     def known_documents(self) -> list[str]:
         """The splits whose very documents the model knows better than 99 % of the clean copies do."""
-        names = ("training", "test")
-        known = []
-        for name, gamma, least in zip(names, self.measures.gammas, self.least_gammas, strict=True):
-            if gamma >= least:
-                known.append(name)
-        return known
+        splits = ("training", "test")
+        known_splits = []
+        for split, gamma, least_gamma in zip(
+            splits, self.measures.gammas, self.least_gammas, strict=True
+        ):
+            if gamma >= least_gamma:
+                known_splits.append(split)
+        return known_splits
 
 
 # --- the measures ----------------------------------------------------------------------------------------------------
@@ -236,81 +263,153 @@ def measure_signs(
     signs: list[Sign] = []
     problems: list[str] = []
     for task in sorted({task for _, task in readings}):
-        here = {model: reading for (model, other), reading in readings.items() if other == task}
-        data = Counter(reading.data for reading in here.values()).most_common(1)[0][0]
-        alike = {model: reading for model, reading in here.items() if reading.data == data}
-        seen = {model for model in alike if task in exposed.get(model, ())}
-        unseen = {model: families.get(model, model) for model in alike if model not in seen}
-        measured = []
-        for model, reading in alike.items():
-            family = families.get(model, model)
-            beside = {other: of for other, of in unseen.items() if of != family}
-            panel, reference = _panel(beside, clean, least_families)
-            if panel:
-                measures = _measures(reading, [alike[m] for m in panel], reference == DECLARED)
-                measured.append(
-                    Sign(
-                        model,
-                        family,
-                        task,
-                        measures,
-                        reference,
-                        reading.rate,
-                        len(panel),
-                        model in seen,
-                    )
-                )
-        signs += measured
-        few = f"fewer than {LEAST_OTHERS} models of other families, not known to have seen it, are beside"
-        reasons = {
-            "probed on other documents or at another rate:": sorted(drop_names_in(here, alike))
+        readings_of_task = {}
+        for (model, probed_task), reading in readings.items():
+            if probed_task == task:
+                readings_of_task[model] = reading
+        data_counts = Counter(reading.data for reading in readings_of_task.values())
+        usual_data = data_counts.most_common(1)[0][0]
+        comparable = {}
+        for model, reading in readings_of_task.items():
+            if reading.data == usual_data:
+                comparable[model] = reading
+        exposed_models = {model for model in comparable if task in exposed.get(model, ())}
+        signs_of_task = _measure_task(
+            task, comparable, families, exposed_models, clean, least_families
+        )
+        signs += signs_of_task
+        too_few = (
+            f"fewer than {LEAST_OTHERS} models of other families, not known to have seen the task,"
+            " to compare with:"
+        )
+        measured_models = [exposure_sign.model for exposure_sign in signs_of_task]
+        left_out = {
+            "probed on other examples or at another learning rate:": sorted(
+                drop_names_in(readings_of_task, comparable)
+            ),
+            too_few: drop_names_in(comparable, measured_models),
         }
-        reasons[few] = drop_names_in(alike, [sign.model for sign in measured])
-        problems += [f"{task}: {why} {', '.join(names)}" for why, names in reasons.items() if names]
+        for reason, names in left_out.items():
+            if names:
+                problems.append(f"{task}: {reason} {', '.join(names)}")
     return signs, problems
 
 
-def _panel(beside: Mapping[str, str], clean: Collection[str], least: int) -> tuple[list[str], str]:
+def _measure_task(
+    task: str,
+    readings: Mapping[str, Reading],
+    families: Mapping[str, str],
+    exposed_models: Collection[str],
+    clean: Collection[str],
+    least_families: int,
+) -> list[Sign]:
+    """Measure the models of one task, each beside models of other families that are not known to have seen it."""
+    family_by_model = {model: families.get(model, model) for model in readings}
+    signs = []
+    for model, reading in readings.items():
+        family = family_by_model[model]
+        rivals = {}
+        for rival, rival_family in family_by_model.items():
+            if rival not in exposed_models and rival_family != family:
+                rivals[rival] = rival_family
+        panel, reference = _choose_panel(rivals, clean, least_families)
+        if not panel:
+            continue
+        panel_readings = [readings[member] for member in panel]
+        exposure_sign = Sign(
+            model=model,
+            family=family,
+            task=task,
+            measures=_measure_reading(
+                reading, panel_readings, panel_is_clean=reference == DECLARED
+            ),
+            reference=reference,
+            rate=reading.rate,
+            panel=len(panel),
+            known=model in exposed_models,
+        )
+        signs.append(exposure_sign)
+    return signs
+
+
+def _choose_panel(
+    family_by_rival: Mapping[str, str], clean: Collection[str], least_families: int
+) -> tuple[list[str], str]:
     """Return the models to compare with, and what they are known as; none where there are too few."""
-    declared = [model for model in beside if model in clean]
-    if len({beside[model] for model in declared}) >= least:
+    declared = [model for model in family_by_rival if model in clean]
+    if len({family_by_rival[model] for model in declared}) >= least_families:
         return declared, DECLARED
-    return list(beside) if len(beside) >= LEAST_OTHERS else [], "unknown"
+    if len(family_by_rival) < LEAST_OTHERS:
+        return [], "unknown"
+    return list(family_by_rival), "unknown"
 
 
-def _measures(reading: Reading, panel: Sequence[Reading], known: bool) -> Measures:
-    def ratio(place: tuple[str, str]) -> float:
-        there = [one.falls[place] for one in panel if place in one.falls] or [math.nan]
-        reference = float(np.median(there) if known else np.quantile(there, 0.75))
-        return reading.falls.get(place, math.nan) / reference if reference > 0 else math.nan
+def _measure_reading(
+    reading: Reading, panel: Sequence[Reading], *, panel_is_clean: bool
+) -> Measures:
+    """Measure a reading beside a panel of other models.
 
-    falls = (ratio((loss, split)) for loss in LOSSES for split in ("train", "validation"))
+    A drop of the loss is divided by the panel's: by its median if the panel is known not to have seen the task, else by
+    its upper quartile, since some of it may have. γ of documents is a t value: how much more easily than the panel the
+    model reads them, compared with the validation documents.
+    """
+
+    def divide_by_panel(loss: str, split: str) -> float:
+        key = (loss, split)
+        panel_drops = [member.loss_drops[key] for member in panel if key in member.loss_drops]
+        panel_drops = panel_drops or [math.nan]
+        if panel_is_clean:
+            reference = float(np.median(panel_drops))
+        else:
+            reference = float(np.quantile(panel_drops, 0.75))
+        if not reference > 0:
+            return math.nan
+        return reading.loss_drops.get(key, math.nan) / reference
+
     return Measures(
-        *falls, *(_documents_known(reading, panel, split) for split in ("train", "test"))
+        text=divide_by_panel("text", "train"),
+        text_validation=divide_by_panel("text", "validation"),
+        answer=divide_by_panel("answer", "train"),
+        answer_validation=divide_by_panel("answer", "validation"),
+        train_documents=_compute_gamma(reading, panel, "train"),
+        test_documents=_compute_gamma(reading, panel, "test"),
     )
 
 
-def _documents_known(reading: Reading, panel: Sequence[Reading], split: str) -> float:
-    """Return γ: Welch's t of validation less these documents, in losses less the panel's on each; the larger of two."""
-    found = []
+def _compute_gamma(reading: Reading, panel: Sequence[Reading], split: str) -> float:
+    """Return γ: Welch's t of validation less these documents, in losses less the panel's on each; the larger of two.
+
+    Its errors allow for documents that share a passage.
+    """
+
+    def subtract_panel(key: tuple[str, str]) -> Floats:
+        panel_losses = [member.documents[key] for member in panel]
+        return np.asarray(reading.documents[key] - np.mean(panel_losses, axis=0))
+
+    t_values = []
     for loss in LOSSES:
-        places = [(loss, "validation"), (loss, split)]
-        if any(len(reading.documents.get(place, ())) < LEAST_DOCUMENTS for place in places):
+        loss_and_split = [(loss, "validation"), (loss, split)]
+        if any(len(reading.documents.get(key, ())) < LEAST_DOCUMENTS for key in loss_and_split):
             return math.nan
-        held, asked = (
-            reading.documents[p] - np.mean([one.documents[p] for one in panel], axis=0)
-            for p in places
+        held_out = subtract_panel((loss, "validation"))
+        examined = subtract_panel((loss, split))
+        error = math.hypot(
+            clustered_error(held_out, reading.clusters_of("validation", held_out)),
+            clustered_error(examined, reading.clusters_of(split, examined)),
         )
-        found.append(float(ttest_ind(held, asked, equal_var=False).statistic))
-    return float(np.nanmax(found)) if np.isfinite(found).any() else math.nan
+        t_values.append(float((held_out.mean() - examined.mean()) / error))
+    return float(np.nanmax(t_values)) if np.isfinite(t_values).any() else math.nan
 
 
 # --- calibration on planted truth ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Planted:
-    """One probe of a copy or an original whose past is known; ``way`` is empty where it did not see the task."""
+class PlantedCopy:
+    """One probe of a copy or an original whose past is known.
+
+    ``way`` is empty where it did not see the task; ``by_answers`` says whether it learned by the answers' loss alone.
+    """
 
     source: str
     model: str
@@ -320,103 +419,130 @@ class Planted:
     reference: str
     rate: float
     measures: Measures
+    by_answers: bool = False
+
+    @property
+    def way_label(self) -> str:
+        """The way of exposure as tables show it; empty where there was none."""
+        return f"{self.way} answers" if self.by_answers else self.way
 
 
 @cache
-def planted() -> tuple[Planted, ...]:
+def read_planted_copies() -> tuple[PlantedCopy, ...]:
     """Read the calibration that comes with the package."""
-    found = []
+    rows = []
     for row in csv.DictReader(PLANTED.read_text("utf-8").splitlines()):
-        measures = Measures(*(float(row.pop(name)) for name in Measures.__dataclass_fields__))
-        rate = float(row.pop("rate"))
-        found.append(Planted(**row, rate=rate, measures=measures))
-    return tuple(found)
+        measures = Measures(
+            *(float(row.pop(measure_name)) for measure_name in Measures.__dataclass_fields__)
+        )
+        learning_rate = float(row.pop("rate"))
+        by_answers = row.pop("by_answers") == "True"
+        rows.append(
+            PlantedCopy(**row, rate=learning_rate, measures=measures, by_answers=by_answers)
+        )
+    return tuple(rows)
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """How clean copies spread, and what is low beside them."""
 
-    level: Mapping[
-        str, tuple[float, float]
-    ]  # by loss: median log of what is left, and how far below one in six is
-    clean: Floats  # how low they are
+    # by loss: median log of what is left, and how far below one in six is
+    level: Mapping[str, tuple[float, float]]
+    clean: Mapping[str, Floats]  # by loss: how low they are; −inf where that is not known
     families: tuple[str, ...]  # of these
     slope: float
     intercept: float
     least_gammas: tuple[float, float] = (math.inf, math.inf)  # that 1 % of the clean ones reach
 
     @classmethod
-    def of(cls, rows: Iterable[Planted]) -> Calibration | None:
+    def of(cls, copies: Iterable[PlantedCopy]) -> Calibration | None:
         """Measure on cells whose past is known; clean and exposed ones weigh the same, whatever their numbers."""
-        rows = tuple(rows)
-        ways = [(row.way.removesuffix(" answers"), row.measures) for row in rows]
-        clean = [measures for way, measures in ways if not way]
-        shown = [measures for way, measures in ways if way in IN_FORM]
-        if len(clean) < 2 or not shown:
+        copies = tuple(copies)
+        clean = [row.measures for row in copies if not row.way]
+        exposed = [row.measures for row in copies if row.way in IN_FORM]
+        if len(clean) < 2 or not exposed:
             return None
         level = {}
         for loss in LOSSES:
-            median, lower = np.nanquantile(np.log([one.left(loss) for one in clean]), [0.5, 0.16])
+            logarithms = np.log([measures.left(loss) for measures in clean])
+            median, lower = np.nanquantile(logarithms, [0.5, 0.16])
             level[loss] = float(median), float(median - lower)
-        made = cls(level, np.array([]), (), math.nan, math.nan)
-        low = [np.array([made.low(one)[0] for one in part]) for part in (clean, shown)]
-        x, y = np.concatenate(low), np.repeat([0.0, 1.0], [len(part) for part in low])
-        curve = fit_balanced_logistic(x, y > 0)
+        uncalibrated = cls(level, {}, (), math.nan, math.nan)
+        clean_by_loss = [uncalibrated.lows(measures) for measures in clean]
+        clean_lows = np.array(
+            [max(low_by_loss.values(), default=math.nan) for low_by_loss in clean_by_loss]
+        )
+        exposed_by_loss = [uncalibrated.lows(measures) for measures in exposed]
+        exposed_lows = np.array(
+            [max(low_by_loss.values(), default=math.nan) for low_by_loss in exposed_by_loss]
+        )
+        is_exposed = np.repeat([False, True], [len(clean_lows), len(exposed_lows)])
+        curve = fit_balanced_logistic(np.concatenate([clean_lows, exposed_lows]), is_exposed)
         gammas = np.array([measures.gammas for measures in clean])
         train_gamma, test_gamma = np.nanquantile(gammas, DOCUMENTS_LEVEL, axis=0)
+        clean_lows_by_loss: dict[str, Floats] = {}
+        for loss in LOSSES:
+            lows_of_loss = [low_by_loss.get(loss, -math.inf) for low_by_loss in clean_by_loss]
+            clean_lows_by_loss[loss] = np.array(lows_of_loss)
         return cls(
             level=level,
-            clean=low[0],
-            families=tuple(row.family for row in rows if not row.way),
+            clean=clean_lows_by_loss,
+            families=tuple(row.family for row in copies if not row.way),
             slope=curve.slope,
             intercept=curve.intercept,
             least_gammas=(float(train_gamma), float(test_gamma)),
         )
 
-    def worst_family(self, low: float) -> float:
-        """Return the largest share of the clean copies of one family that are as low."""
+    def worst_family(self, low: float, loss: str) -> float:
+        """Return the largest share of the clean copies of one family that are as low by a loss."""
         families = np.array(self.families)
-        shares = [
-            float(np.mean(self.clean[families == name] >= low)) for name in set(self.families)
-        ]
+        shares = []
+        for family in set(self.families):
+            shares.append(float(np.mean(self.clean[loss][families == family] >= low)))
         return max(shares)
 
-    def p_value(self, low: float) -> float:
-        """Return how likely a clean copy is as low; beyond the lowest ones by an exponential tail."""
-        threshold = float(np.nanquantile(self.clean, 1 - TAIL))
-        if low <= threshold:
-            return float(np.mean(self.clean >= low))
-        excesses = self.clean[self.clean > threshold] - threshold
-        return TAIL * math.exp(-(low - threshold) / float(excesses.mean()))
+    def p_value(self, low: float, loss: str) -> float:
+        """Return how likely a clean copy is as low by one of the losses; beyond the lowest by an exponential tail."""
+        clean = self.clean[loss][np.isfinite(self.clean[loss])]
+        threshold = float(np.quantile(clean, 1 - TAIL))
+        share = float(np.mean(clean >= low))
+        if low > threshold:
+            excesses = clean[clean > threshold] - threshold
+            share = TAIL * math.exp(-(low - threshold) / float(excesses.mean()))
+        return min(1.0, len(LOSSES) * share)  # either of them would have been spoken of
 
-    def low(self, measures: Measures) -> tuple[float, str]:
-        """Return how many spreads of clean ones a cell is below them, by the loss that says more, and that loss."""
-        by = {
-            loss: (self.level[loss][0] - math.log(measures.left(loss))) / self.level[loss][1]
-            for loss in LOSSES
-        }
-        known = {loss: low for loss, low in by.items() if math.isfinite(low)}
-        loss = max(known, key=lambda name: known[name], default="text")
-        return known.get(loss, math.nan), loss
+    def lows(self, measures: Measures) -> dict[str, float]:
+        """Return how many spreads of clean ones a cell is below them, by each loss that is known."""
+        low_by_loss = {}
+        for loss in LOSSES:
+            median, spread = self.level[loss]
+            low = (median - math.log(measures.left(loss))) / spread
+            if math.isfinite(low):
+                low_by_loss[loss] = low
+        return low_by_loss
 
-    def judge(self, sign: Sign) -> Sign:
-        """Say how low a cell is, and what that means."""
-        low, loss = self.low(sign.measures)
-        if math.isnan(low):
-            return sign
-        probability = 1.0 / (1.0 + math.exp(-(self.slope * low + self.intercept)))
-        alarms = int(np.sum(self.clean >= low))
+    def judge(self, exposure_sign: Sign) -> Sign:
+        """Say how low a cell is by the loss that says more, and what that means."""
+        low_by_loss = self.lows(exposure_sign.measures)
+        if not low_by_loss:
+            return exposure_sign
+        p_by_loss = {loss: self.p_value(low, loss) for loss, low in low_by_loss.items()}
+        loss = min(
+            low_by_loss, key=lambda loss_name: (p_by_loss[loss_name], -low_by_loss[loss_name])
+        )
+        low = low_by_loss[loss]
+        evidence = self.slope * max(low_by_loss.values()) + self.intercept
         return replace(
-            sign,
+            exposure_sign,
             loss=loss,
             low=low,
-            probability=probability,
-            false_alarms=alarms,
-            clean=len(self.clean),
-            worst_family=self.worst_family(low),
-            p_value=self.p_value(low),
-            adjusted=self.p_value(low),  # as if it were looked at alone
+            probability=1.0 / (1.0 + math.exp(-evidence)),
+            false_alarms=int(np.sum(self.clean[loss] >= low)),
+            clean=len(self.clean[loss]),
+            worst_family=self.worst_family(low, loss),
+            p_value=p_by_loss[loss],
+            adjusted=p_by_loss[loss],  # as if it were looked at alone
             least_gammas=self.least_gammas,
         )
 
@@ -424,113 +550,150 @@ class Calibration:
 _calibration = cache(Calibration.of)
 
 
-def calibrated(sign: Sign, rows: tuple[Planted, ...] | None = None) -> Sign:
+def calibrate_sign(exposure_sign: Sign, copies: tuple[PlantedCopy, ...] | None = None) -> Sign:
     """Judge a cell by copies of other families, probed at its rate beside such a reference."""
-    every = planted() if rows is None else rows
-    found = _calibration(_find_alike(sign, every))
-    return sign if found is None else found.judge(sign)
+    if copies is None:
+        copies = read_planted_copies()
+    calibration = _calibration(_find_alike(exposure_sign, copies))
+    return exposure_sign if calibration is None else calibration.judge(exposure_sign)
 
 
-def _find_alike(sign: Sign, rows: tuple[Planted, ...]) -> tuple[Planted, ...]:
+def _find_alike(exposure_sign: Sign, copies: tuple[PlantedCopy, ...]) -> tuple[PlantedCopy, ...]:
     """Return the copies of other families that were probed at a cell's rate beside such a reference."""
-    like = (sign.reference, sign.rate)
-    return tuple(
-        row for row in rows if (row.reference, row.rate) == like and row.family != sign.family
-    )
+    reference_and_rate = (exposure_sign.reference, exposure_sign.rate)
+    alike = []
+    for row in copies:
+        is_probed_alike = (row.reference, row.rate) == reference_and_rate
+        if is_probed_alike and row.family != exposure_sign.family:
+            alike.append(row)
+    return tuple(alike)
 
 
 def adjust_for_many(signs: Sequence[Sign]) -> list[Sign]:
     """Adjust p values for the number of results that were looked at (Benjamini–Hochberg)."""
     if not signs:
         return []
-    p_values = np.array([sign.p_value for sign in signs])
+    p_values = np.array([exposure_sign.p_value for exposure_sign in signs])
     adjusted = benjamini_hochberg(p_values).tolist()
-    return [replace(sign, adjusted=value) for sign, value in zip(signs, adjusted, strict=True)]
+    return [
+        replace(exposure_sign, adjusted=value)
+        for exposure_sign, value in zip(signs, adjusted, strict=True)
+    ]
 
 
-def judged(rows: Sequence[Planted]) -> list[tuple[Planted, Sign]]:
+def judge_planted_copies(copies: Sequence[PlantedCopy]) -> list[tuple[PlantedCopy, Sign]]:
     """Judge every planted cell by a calibration without its family, those of one source and reference as one study."""
-    every = tuple(rows)
-    by_study: dict[tuple[str, str], list[Planted]] = {}
-    for row in every:
+    all_rows = tuple(copies)
+    by_study: dict[tuple[str, str], list[PlantedCopy]] = {}
+    for row in all_rows:
         by_study.setdefault((row.source, row.reference), []).append(row)
-    found: list[tuple[Planted, Sign]] = []
+    rows_with_signs: list[tuple[PlantedCopy, Sign]] = []
     for study in by_study.values():
         calibrations: dict[tuple[str, float], Calibration | None] = {}
         signs = []
         for row in study:
-            sign = Sign(row.model, row.family, row.task, row.measures, row.reference, row.rate)
-            key = (row.family, row.rate)
-            if key not in calibrations:
-                calibrations[key] = _calibration(_find_alike(sign, every))
-            calibration = calibrations[key]
-            signs.append(sign if calibration is None else calibration.judge(sign))
-        found += zip(study, adjust_for_many(signs), strict=True)
-    return found
+            exposure_sign = Sign(
+                row.model, row.family, row.task, row.measures, row.reference, row.rate
+            )
+            family_and_rate = (row.family, row.rate)
+            if family_and_rate not in calibrations:
+                calibrations[family_and_rate] = _calibration(_find_alike(exposure_sign, all_rows))
+            calibration = calibrations[family_and_rate]
+            signs.append(exposure_sign if calibration is None else calibration.judge(exposure_sign))
+        rows_with_signs += zip(study, adjust_for_many(signs), strict=True)
+    return rows_with_signs
 
 
-def families_table(rows: Sequence[Planted], reference: str = DECLARED) -> Table:
+def tabulate_families(copies: Sequence[PlantedCopy], reference: str = DECLARED) -> Table:
     """Return how many clean cells of every family are spoken of, each judged without its family."""
     by_family: dict[str, list[Sign]] = {}
-    for row, sign in judged(rows):
+    for row, exposure_sign in judge_planted_copies(copies):
         if row.reference == reference and not row.way:
-            by_family.setdefault(row.family, []).append(sign)
-    body = []
+            by_family.setdefault(row.family, []).append(exposure_sign)
+    table_rows = []
     for family, signs in sorted(by_family.items()):
-        alarms = sum(sign.speaks for sign in signs)
-        rate = alarms / len(signs)
-        body.append((family, len(signs), alarms, rate, exact_upper_bound(alarms, len(signs))))
-    columns = ("family", "clean cells", "spoken of", "rate", "at most")
+        alarms = sum(exposure_sign.speaks for exposure_sign in signs)
+        alarm_rate = alarms / len(signs)
+        table_rows.append(
+            (family, len(signs), alarms, alarm_rate, exact_upper_bound(alarms, len(signs)))
+        )
+    column_names = ("family", "clean results", "reported", "rate", "at most")
     note = (
-        "False alarms by family: clean cells of the calibration, each judged by copies of the other families. "
-        "At most: upper 95 % bound (Clopper–Pearson); few cells leave it wide."
+        "Results of clean models that were reported by mistake; each is judged by copies of the other families. "
+        "At most: upper 95 % bound of the rate (Clopper–Pearson), wide where there are few results."
     )
-    return Table(f"False alarms by family (reference: {reference})", columns, body, note, digits=3)
+    return Table(
+        f"False alarms by family (reference: {reference})", column_names, table_rows, note, digits=3
+    )
 
 
-def ways_table(rows: Sequence[Planted], reference: str = DECLARED) -> Table:
+def tabulate_exposures(copies: Sequence[PlantedCopy], reference: str = DECLARED) -> Table:
     """Return what the method finds of every way of exposure, also of those that escape it."""
     by_way: dict[str, list[Sign]] = {}
-    for row, sign in judged(rows):
+    for row, exposure_sign in judge_planted_copies(copies):
         if row.reference == reference:
-            by_way.setdefault(row.way, []).append(sign)
-    lows = {way: np.array([sign.low for sign in signs]) for way, signs in by_way.items()}
-    body = []
-    for way, signs in sorted(by_way.items()):  # clean ones, which have no way, are first
-        alarms = sum(sign.speaks for sign in signs)
-        bound = None if way else exact_upper_bound(alarms, len(signs))
-        area = area_under(lows.get("", np.array([])), lows[way]) if way else None
-        left = [float(np.median([sign.measures.left(loss) for sign in signs])) for loss in LOSSES]
-        very = [
-            sum(split in sign.known_documents for sign in signs) for split in ("training", "test")
-        ]
-        body.append((way or "none (false alarms)", len(signs), alarms, bound, area, *left, *very))
-    columns = (
+            by_way.setdefault(row.way_label, []).append(exposure_sign)
+    clean_lows = np.array([exposure_sign.low for exposure_sign in by_way.get("", [])])
+    table_rows = []
+    for way_of_exposure, signs in sorted(by_way.items()):  # clean ones, which have no way, first
+        spoken_of = sum(exposure_sign.speaks for exposure_sign in signs)
+        bound = None
+        area = None
+        if way_of_exposure:
+            area = area_under(clean_lows, np.array([exposure_sign.low for exposure_sign in signs]))
+        else:
+            bound = exact_upper_bound(spoken_of, len(signs))
+        medians_left = []
+        for loss in LOSSES:
+            medians_left.append(
+                float(np.median([exposure_sign.measures.left(loss) for exposure_sign in signs]))
+            )
+        known_documents = []
+        for split in ("training", "test"):
+            known_documents.append(
+                sum(split in exposure_sign.known_documents for exposure_sign in signs)
+            )
+        table_rows.append(
+            (
+                way_of_exposure or "none (false alarms)",
+                len(signs),
+                spoken_of,
+                bound,
+                area,
+                *medians_left,
+                *known_documents,
+            )
+        )
+    column_names = (
         "way",
-        "cells",
-        "spoken of",
+        "results",
+        "reported",
         "at most",
         "area",
         "left of texts",
         "left of answers",
-        "these training documents",
-        "these test documents",
+        "these training examples",
+        "these test examples",
     )
     note = (
-        "Planted exposure; every cell is judged by a calibration without its family. At most: upper 95 % bound of the "
-        "rate. Area: under the ROC curve, beside the clean cells. Left: median share left to learn. The last two: "
-        f"cells whose γ is higher than that of {DOCUMENTS_LEVEL:.0%} of the clean cells of other families."
+        "Copies whose exposure is known; each is judged without the copies of its own family. At most: upper 95 % "
+        "bound of the rate. Area: under the ROC curve of exposed against clean results. Left: median share left to "
+        f"learn. The last two columns count results with a higher γ than {DOCUMENTS_LEVEL:.0%} of the clean results "
+        "of other families."
     )
     return Table(
-        f"What is found of each way of exposure (reference: {reference})", columns, body, note
+        f"What is found of each way of exposure (reference: {reference})",
+        column_names,
+        table_rows,
+        note,
     )
 
 
-def area_under(clean: Floats, shown: Floats) -> float:
+def area_under(clean: Floats, exposed: Floats) -> float:
     """Return the chance that an exposed cell is lower than a clean one."""
-    if not len(clean) or not len(shown):
+    if not len(clean) or not len(exposed):
         return math.nan
-    return float(mannwhitneyu(shown, clean).statistic / (len(clean) * len(shown)))
+    return float(mannwhitneyu(exposed, clean).statistic / (len(clean) * len(exposed)))
 
 
 # --- the finding -----------------------------------------------------------------------------------------------------
@@ -546,24 +709,27 @@ class Exposure(Finding):
     @property
     def spoken(self) -> list[Sign]:
         """The cells that anything is said of, the surest first."""
-        return sorted((sign for sign in self.signs if sign.speaks), key=lambda sign: -sign.low)
+        return sorted(
+            (exposure_sign for exposure_sign in self.signs if exposure_sign.speaks),
+            key=lambda exposure_sign: -exposure_sign.low,
+        )
 
     def sentences(self) -> list[str]:
         """Return a sentence for each cell that is spoken of."""
-        return [sign.sentence() for sign in self.spoken]
+        return [exposure_sign.sentence() for exposure_sign in self.spoken]
 
     def tables(self) -> Sequence[Table]:
         """Return the cells with the least left to learn, and what the method finds where the truth is known."""
-        shown = (
-            self.spoken
-            or sorted(self.signs, key=lambda sign: -np.nan_to_num(sign.low, nan=-np.inf))[:5]
-        )
-        rows = [s.row() for s in shown]
-        low = len(self.spoken)
-        title = (
-            "Little left to learn" if low else "No cell is low enough to speak of; the lowest five"
-        )
-        columns = (
+        title = "Little left to learn"
+        listed_signs = self.spoken
+        if not listed_signs:
+            title = "No result is low enough to report; the lowest five"
+            lowest_first = sorted(
+                self.signs, key=lambda exposure_sign: -np.nan_to_num(exposure_sign.low, nan=-np.inf)
+            )
+            listed_signs = lowest_first[:SIGNS_LISTED]
+        table_rows = [exposure_sign.row() for exposure_sign in listed_signs]
+        column_names = (
             "model",
             "task",
             "left of texts",
@@ -571,102 +737,136 @@ class Exposure(Finding):
             "P",
             "clean as low",
             "adjusted p",
-            "γ training documents",
-            "γ test documents",
+            "γ training examples",
+            "γ test examples",
             "reference",
             "known",
         )
         note = (
-            f"{low} of {len(self.signs)} cells. Left: the fall of the loss over a short fine-tuning, beside models of "
-            "other families. P: share of exposed copies among as many exposed and clean ones, exposed in its form. "
-            "γ: how much better the model knows these very documents than others like them; 1 % of clean copies reach "
-            f"{self._describe_least_gammas()}. Adjusted p: that a clean copy is as low, among all results "
-            "(Benjamini–Hochberg). Evidence, not proof: text like the test's may have reached a model in many ways. "
-            "A high value is no evidence of "
-            "innocence."
+            f"{len(self.spoken)} of {len(self.signs)} results are reported. Left: how far the loss falls in a short "
+            "fine-tuning, as a share of its fall for models of other families. P: probability that the model was "
+            "exposed in this form, if half of all models were. γ: how much better the model knows these very "
+            f"examples than similar ones; 1 % of clean copies reach {self._describe_least_gammas()}. "
+            "Adjusted p: that a clean copy has as little left, corrected for all results (Benjamini–Hochberg). "
+            "This is evidence, not proof: text like the test's can reach a model in many ways. "
+            "A model with much left to learn may have seen the test all the same."
         )
-        rates = {sign.rate for sign in self.signs}
-        alike = [row for row in planted() if row.rate in rates]
-        kinds = sorted({sign.reference for sign in self.signs}) if alike else ()
+        rates = {exposure_sign.rate for exposure_sign in self.signs}
+        alike = [row for row in read_planted_copies() if row.rate in rates]
+        kinds = sorted({exposure_sign.reference for exposure_sign in self.signs}) if alike else ()
         return [
-            Table(title, columns, rows, note, digits=2),
-            *(ways_table(alike, kind) for kind in kinds),
-            *(families_table(alike, kind) for kind in kinds),
+            Table(title, column_names, table_rows, note, digits=2),
+            *(tabulate_exposures(alike, kind) for kind in kinds),
+            *(tabulate_families(alike, kind) for kind in kinds),
         ]
 
     def _describe_least_gammas(self) -> str:
         """Say which γ 1 % of the clean copies reach, on training and on test documents."""
-        known = [sign.least_gammas for sign in self.signs if math.isfinite(sign.least_gammas[0])]
-        if not known:
+        known_gammas = []
+        for exposure_sign in self.signs:
+            if math.isfinite(exposure_sign.least_gammas[0]):
+                known_gammas.append(exposure_sign.least_gammas)
+        if not known_gammas:
             return "an unknown value"
-        train, test = np.median(np.array(known), axis=0)
-        return f"{train:.1f} on training and {test:.1f} on test documents"
+        train, test = np.median(np.array(known_gammas), axis=0)
+        return f"{train:.1f} on training and {test:.1f} on test examples"
 
     def charts(self) -> Sequence[Chart]:
         """Return what is left to learn, models by tasks."""
-        left = {(sign.model, sign.task): sign.left for sign in self.signs}
-        models, tasks = (
-            tuple(dict.fromkeys(model for model, _ in left)),
-            tuple(sorted({task for _, task in left})),
-        )
-        values = np.array(
-            [[left.get((model, task), math.nan) for task in tasks] for model in models]
-        )
+        share_left = {
+            (exposure_sign.model, exposure_sign.task): exposure_sign.left
+            for exposure_sign in self.signs
+        }
+        models = tuple(dict.fromkeys(exposure_sign.model for exposure_sign in self.signs))
+        tasks = tuple(sorted({exposure_sign.task for exposure_sign in self.signs}))
+        values = []
+        for model in models:
+            values.append([share_left.get((model, task), math.nan) for task in tasks])
         caption = (
-            "Of what models of other families have left, 1: as much; of the text or of the answer, whichever is less "
-            "for a model of this kind. The darker, the less is left: earlier training on this kind of text, in this "
-            "form, looks like that."
+            "Share of what models of other families have left to learn (1: as much), of the text or of the answer, "
+            "whichever is less for a model of this kind. Dark: little is left, as after earlier training on "
+            "this kind of text in this form."
         )
         title = "How much is left to learn"
         return [
             Heatmap(
-                "exposure", title, caption, models, tasks, values, low=0.0, high=1.5, fewer=True
+                "exposure",
+                title,
+                caption,
+                models,
+                tasks,
+                np.array(values),
+                low=0.0,
+                high=1.5,
+                fewer=True,
             )
         ]
 
 
 def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
-    """Look for signs of earlier training on the tasks, by the probes that a study recorded."""
-    probes = _probes(evidence)
+    """Look for signs of earlier training on the tasks, by the probes that a study recorded.
+
+    Args:
+        evidence: Evidence, or anything that ``read`` accepts: a store, a table, a folder of results, a DataFrame.
+        clean: Models that are known not to have seen the tests.
+
+    Example:
+        >>> potentia.find_exposure("potentia.db").to_frame()
+    """
+    probes = _read_probes(evidence)
     models = {model for model, _ in probes}
-    if unknown := drop_names_in(sorted(clean), models):
+    unknown = drop_names_in(sorted(clean), models)
+    if unknown:
         raise InputError(
             f"no probe of {unknown[0]}", hint=f"there are: {', '.join(sorted(models)[:12])}"
         )
-    facts = {
-        model: evidence.facts.find(evidence.exposed_copies.get(model, model)) for model in models
-    }
-    families = {model: of.family or model for model, of in facts.items() if of}
-    exposed = {model: own.exposure for model in models if (own := evidence.facts.find(model))}
-    readings = {place: Reading.of(probe) for place, probe in probes.items()}
+    family_of_model = ModelFamilies.of_evidence(evidence).family_of_model
+    families = {}
+    exposed = {}
+    for model in models:
+        original = evidence.exposed_copies.get(model, model)
+        families[model] = family_of_model.get(original, original)
+        model_facts = evidence.facts.find(model)
+        if model_facts:
+            exposed[model] = model_facts.exposure
+    readings = {cell: Reading.of(probe) for cell, probe in probes.items()}
     signs, problems = measure_signs(readings, families, clean=clean, exposed=exposed)
-    if missing := drop_names_in(
-        sorted({model for m in evidence.scores.values() for model in m.models}), models
-    ):
+    scored_models: set[str] = set()
+    for matrix in evidence.scores.values():
+        scored_models.update(matrix.models)
+    missing = drop_names_in(sorted(scored_models), models)
+    if missing:
         problems.append(f"without a probe: {', '.join(missing)}")
     if not signs:
         raise InputError(
             "; ".join(problems) or "nothing to compare",
             hint="probe models of four families or more",
         )
-    found = tuple(adjust_for_many([calibrated(sign) for sign in signs]))
-    if rates := sorted({sign.rate for sign in found if not sign.clean}):
-        known = sorted({row.rate for row in planted()})
+    judged_signs = tuple(
+        adjust_for_many([calibrate_sign(exposure_sign) for exposure_sign in signs])
+    )
+    uncalibrated_rates = sorted(
+        {exposure_sign.rate for exposure_sign in judged_signs if not exposure_sign.clean}
+    )
+    if uncalibrated_rates:
+        planted_rates = sorted({row.rate for row in read_planted_copies()})
         problems.append(
-            f"no copies were probed at {rates}, only at {known}: what is left is shown, nothing is said"
+            f"the method was calibrated at learning rates {planted_rates}, not at {uncalibrated_rates}:"
+            " the shares are shown, but no result is reported"
         )
-    return Exposure(found, tuple(problems))
+    return Exposure(judged_signs, tuple(problems))
 
 
-def _probes(evidence: Evidence) -> dict[tuple[str, str], ProbeResult]:
+def _read_probes(evidence: Evidence) -> dict[tuple[str, str], ProbeResult]:
     """Return the probes of models and tasks that have scores."""
-    scored = {
-        (model, task) for m in evidence.scores.values() for model in m.models for task in m.tasks
-    }
-    found = {place: probe for place, probe in evidence.probes().items() if place in scored}
-    if not found:
-        hint = (
-            "put `probe: true` into the study and run it anew: cells that are done are not probed"
-        )
+    scored_cells: set[tuple[str, str]] = set()
+    for matrix in evidence.scores.values():
+        scored_cells.update(product(matrix.models, matrix.tasks))
+    probes = {}
+    for cell, probe in evidence.probes().items():
+        if cell in scored_cells:
+            probes[cell] = probe
+    if not probes:
+        hint = "put `probe: true` into the study and run it again under a new name: finished results are not probed"
         raise InputError(f"no probes in {evidence.source}", hint=hint)
-    return found
+    return probes

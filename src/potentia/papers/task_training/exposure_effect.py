@@ -10,7 +10,7 @@ family).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 
@@ -39,9 +39,9 @@ MAX_ASSIGNMENTS = 5_000  # up to so many are tried one by one; of more, so many 
 class ExposureWorth:
     """θ of exposure at one stage: at equal compute (equation 1), and within models (each against its other tasks).
 
-    ``assigned_p`` and ``within_p`` are the shares of assignments whose θ is as large. Within models, every model and
-    every task has its own level, so that nothing a model is better at everywhere can pass for exposure; one task alone
-    does not allow it.
+    ``assigned_p`` and ``within_p`` are the shares of assignments whose θ is as far from 0, on either side. Within
+    models, every model and every task has its own level, so that nothing a model is better at everywhere can pass for
+    exposure; one task alone does not allow it.
     """
 
     stage: str
@@ -68,64 +68,75 @@ class ExposureEffect(Finding):
         return self._equal_compute_table(), self._within_models_table()
 
     def _equal_compute_table(self) -> Table:
-        ways = f"{self.assignments:,} random ways"
+        assignment_words = f"{self.assignments:,} random ways"
         if self.exact:
-            ways = f"all {self.assignments:,} ways"
+            assignment_words = f"all {self.assignments:,} ways"
         scores, families, *_ = self.before.fit.effect_row()
         counts = f"{scores} scores of {families} families in {', '.join(self.tasks)}."
-        share = f"Assigned p: share of {ways} to hand out the forms that give as large a θ."
-        rows = []
+        share = (
+            f"Assigned p: share of {assignment_words} to hand out the forms that give a θ as far from"
+            " 0."
+        )
+        table_rows = []
         for worth in (self.before, self.after):
             effect = worth.fit.effect_row()[2:]
-            rows.append((worth.stage, *effect, worth.fit.theta.p, worth.assigned_p))
+            table_rows.append((worth.stage, *effect, worth.fit.theta.p, worth.assigned_p))
         return Table(
             "What having seen a test's form is worth at equal compute",
             ("", *EFFECT_COLUMNS[2:], "plain p", "assigned p"),
-            rows,
+            table_rows,
             f"{counts} {EFFECT_NOTE} {share}",
         )
 
     def _within_models_table(self) -> Table:
-        rows = [
+        table_rows = [
             (worth.stage, *worth.within.to_row(), worth.within_p)
             for worth in (self.before, self.after)
         ]
-        columns = ("", "θ", "s.e.", "plain p", "by family", "p", "assigned p")
+        column_names = ("", "θ", "s.e.", "plain p", "by family", "p", "assigned p")
         note = "Every model and every task has its own level: a model's exposed tasks against its other ones."
-        return Table("The same within models", columns, rows, note)
+        return Table("The same within models", column_names, table_rows, note)
 
 
 @dataclass(frozen=True, eq=False)
 class ExposureCells:
-    """The cells of all tasks, one after the other, and other ways to hand out the forms."""
+    """The cells of all tasks, one after the other, and the ways to hand out the forms."""
 
     log_compute: Floats
     families: list[str]
     group: Floats  # N: exposure of the model to the task's form
     levels: Floats | None  # of models and tasks; None where there is one task
-    assignments: Sequence[Floats]  # other ways of N
-    exact: bool  # these are all ways
+    assignments: Sequence[Floats]  # N in every way, the actual one among them; or in random ways
+    exact: bool  # these are all the ways
 
 
-def measure_exposure(
+def measure_exposure_effect(
     pairs: Sequence[ScorePair], *, draws: int = 1999, seed: int = 0
 ) -> ExposureEffect:
     """Fit equation 1 to the cells of all tasks, N being exposure of the model to the task's form."""
     if not pairs:
         raise InputError("no task has both models that saw its form and models that did not")
-    exposed = [pair.cohort.split_by_exposure(pair.task).members for pair in pairs]
-    families = [family for pair in pairs for family in pair.cohort.family]
-    assignments, exact = _list_assignments([pair.cohort for pair in pairs], exposed, seed)
+    exposed = [score_pair.cohort.split_by_exposure(score_pair.task).members for score_pair in pairs]
+    families: list[str] = []
+    for score_pair in pairs:
+        families.extend(score_pair.cohort.family)
+    assignments, exact = _list_assignments(
+        [score_pair.cohort for score_pair in pairs], exposed, seed
+    )
     cells = ExposureCells(
-        log_compute=np.concatenate([pair.cohort.log_compute for pair in pairs]),
+        log_compute=np.concatenate([score_pair.cohort.log_compute for score_pair in pairs]),
         families=families,
         group=np.concatenate(exposed).astype(np.float64),
         levels=_make_level_columns(pairs) if len(pairs) > 1 else None,
         assignments=assignments,
         exact=exact,
     )
-    before = np.concatenate([pair.oriented()[0] - _orient_chance(pair) for pair in pairs])
-    after = np.concatenate([pair.oriented()[1] - _orient_chance(pair) for pair in pairs])
+    before = np.concatenate(
+        [score_pair.oriented()[0] - _orient_chance(score_pair) for score_pair in pairs]
+    )
+    after = np.concatenate(
+        [score_pair.oriented()[1] - _orient_chance(score_pair) for score_pair in pairs]
+    )
     assigned_effects = np.array(
         [
             search_hinges(cells.log_compute, np.stack([before, after]), group).effect
@@ -133,7 +144,7 @@ def measure_exposure(
         ]
     )  # (assignments, stages)
     return ExposureEffect(
-        tasks=tuple(pair.task for pair in pairs),
+        tasks=tuple(score_pair.task for score_pair in pairs),
         before=_measure_stage(
             "before", before, assigned_effects[:, 0], cells, draws=draws, seed=seed
         ),
@@ -143,8 +154,8 @@ def measure_exposure(
     )
 
 
-def _orient_chance(pair: ScorePair) -> float:
-    return pair.chance if pair.higher_is_better else -pair.chance
+def _orient_chance(score_pair: ScorePair) -> float:
+    return score_pair.chance if score_pair.higher_is_better else -score_pair.chance
 
 
 def _measure_stage(
@@ -156,7 +167,7 @@ def _measure_stage(
     draws: int,
     seed: int,
 ) -> ExposureWorth:
-    fit = fit_hinge(
+    hinge_fit = fit_hinge(
         cells.log_compute,
         scores,
         group=cells.group,
@@ -170,11 +181,11 @@ def _measure_stage(
         design = np.column_stack([cells.group, cells.levels])
         within = fit_linear(design, scores, cells.families)[0][0]
         assigned_within = _effects_within_levels(cells.assignments, scores, cells.levels)
-        within_p = _share_as_large(assigned_within, within.value, cells.exact)
+        within_p = _share_as_far_from_zero(assigned_within, within.value, cells.exact)
     return ExposureWorth(
         stage=stage,
-        fit=fit,
-        assigned_p=_share_as_large(assigned_effects, fit.theta.value, cells.exact),
+        fit=hinge_fit,
+        assigned_p=_share_as_far_from_zero(assigned_effects, hinge_fit.theta.value, cells.exact),
         within=within,
         within_p=within_p,
     )
@@ -182,10 +193,13 @@ def _measure_stage(
 
 def _make_level_columns(pairs: Sequence[ScorePair]) -> Floats:
     """Return one column per model and per task but the first, which the models' columns imply."""
-    models = np.array([model for pair in pairs for model in pair.cohort.models])
-    tasks = np.array([pair.task for pair in pairs for _ in pair.cohort.models])
+    models = np.concatenate([score_pair.cohort.models for score_pair in pairs])
+    tasks = np.repeat(
+        [score_pair.task for score_pair in pairs],
+        [len(score_pair.cohort.models) for score_pair in pairs],
+    )
     columns = [models == name for name in np.unique(models)]
-    columns += [tasks == pair.task for pair in pairs[1:]]
+    columns += [tasks == score_pair.task for score_pair in pairs[1:]]
     return np.column_stack(columns).astype(np.float64)
 
 
@@ -198,14 +212,15 @@ def _effects_within_levels(groups: Sequence[Floats], y: Floats, levels: Floats) 
     return np.asarray(np.where(power > 1e-9, G @ y / np.maximum(power, 1e-9), 0.0))
 
 
-def _share_as_large(drawn: Floats, observed: float, exact: bool) -> float:
+def _share_as_far_from_zero(drawn: Floats, observed: float, exact: bool) -> float:
+    """Return the share of assignments whose θ is as far from 0 as the observed one, on either side."""
     reached = int(np.sum(np.abs(drawn) >= abs(observed) - 1e-9))
     if exact:
         return reached / len(drawn)
     return (1 + reached) / (1 + len(drawn))
 
 
-# --- other ways to hand out the forms --------------------------------------------------------------------------------
+# --- ways to hand out the forms --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +246,10 @@ class FormUnits:
 def _list_assignments(
     cohorts: Sequence[Cohort], exposed: Sequence[Mask], seed: int
 ) -> tuple[list[Floats], bool]:
-    """Return other ways in which each task's form could have been handed out, and whether these are all of them."""
+    """Return every way in which each task's form could have been handed out, and whether these are all.
+
+    The actual way is among them. Where there are more than ``MAX_ASSIGNMENTS`` ways, so many random ones are returned.
+    """
     by_family = all(map(_is_exposed_by_family, cohorts, exposed))
     units = [
         FormUnits.from_cohort(cohort, members, by_family=by_family)
@@ -243,10 +261,7 @@ def _list_assignments(
         choices = product(*(list(combinations(range(unit.count), unit.exposed)) for unit in units))
     else:
         permute = np.random.default_rng(seed).permutation
-        choices = (
-            [permute(unit.count)[: unit.exposed].tolist() for unit in units]
-            for _ in range(MAX_ASSIGNMENTS)
-        )
+        choices = (_draw_assignment(units, permute) for _ in range(MAX_ASSIGNMENTS))
     assignments = []
     for choice in choices:
         masks = [
@@ -254,6 +269,13 @@ def _list_assignments(
         ]
         assignments.append(np.concatenate(masks).astype(np.float64))
     return assignments, exact
+
+
+def _draw_assignment(
+    units: Sequence[FormUnits], permute: Callable[[int], npt.NDArray[np.int64]]
+) -> list[list[int]]:
+    """Return, for each form, the units that are exposed to it in one random way of handing forms out."""
+    return [permute(unit.count)[: unit.exposed].tolist() for unit in units]
 
 
 def _is_exposed_by_family(cohort: Cohort, exposed: Mask) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from potentia.analysis.registration import (
     AnalysisCommand,
     AnalysisOutput,
     PaperReproduction,
+    ReportOpening,
     ReportSection,
     ReproductionRequest,
     SectionContent,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def analyze_test_task(evidence: Evidence, options: TestTaskCommandOptions) -> AnalysisOutput:
-    """Ask what a group of models has more at equal compute, before and after all were tuned on the same task data.
+    """Say how far a group of models is ahead at equal compute, before and after all learn the same task data.
 
     Examples:
       potentia papers test-task potentia.db --protocols direct adjust --group 2023-11
@@ -42,22 +44,30 @@ def analyze_test_task(evidence: Evidence, options: TestTaskCommandOptions) -> An
 
     analysis_options = options.analysis_options()
     result = find_test_task(evidence, analysis_options)
-    findings = result.named()
-    is_divided = any("adjustment" in by_name for by_name in result.tasks.values())
+    findings = result.findings_by_name()
     asks_for_division = bool(analysis_options.since or analysis_options.column)
-    if not findings or (asks_for_division and not is_divided):
+    if not findings or (asks_for_division and not result.is_divided):
         raise InputError(
             "; ".join(result.problems),
             where=evidence.source,
             hint="give what is missing with --facts, --columns, --chance or --group",
         )
-    return AnalysisOutput(findings, remarks=result.problems)
+    unprinted: frozenset[str] = frozenset()
+    remarks = list(result.problems)
+    if result.copies is not None and not result.is_divided:
+        unprinted = frozenset(findings) - {"copies"}
+        if unprinted:
+            remarks.append(
+                "Gains and ranks of single tasks: --figures FOLDER draws them, --json prints them."
+            )
+    return AnalysisOutput(findings, remarks, unprinted)
 
 
 def analyze_exposure(evidence: Evidence, options: ExposureOptions) -> AnalysisOutput:
     """Say where a model has less left to learn of a task than models of other families: it may have seen such text.
 
-    Evidence, not proof; and a high value is no evidence of innocence. The study must have run with `probe: true`.
+    Evidence, not proof; and a high share left to learn is no evidence of innocence.
+    The study must have run with `probe: true`.
 
     Examples:
       potentia analyze exposure potentia.db
@@ -82,7 +92,31 @@ def find_test_task_content(request: SectionRequest) -> SectionContent | None:
     result = _find_test_task(request.evidence, request.options.get("test-task"))
     if result is None:
         return None
-    return SectionContent(shown=[result], named=result.named())
+    lead = "" if result.copies is None else result.copies.headline()
+    return SectionContent(
+        shown=[result if result.is_divided else _leave_out_single_tasks(result)],
+        named=result.findings_by_name(),
+        lead=lead,
+        opening=_open_with_copies(result, request.evidence),
+    )
+
+
+def _leave_out_single_tasks(result: TestTaskFindings) -> TestTaskFindings:
+    """Leave out gains and ranks, two charts for every task, which say little where no two groups are compared."""
+    tasks = {}
+    for task, findings in result.tasks.items():
+        tasks[task] = {
+            name: finding for name, finding in findings.items() if name not in ("gain", "ranks")
+        }
+    return replace(result, tasks=tasks)
+
+
+def _open_with_copies(result: TestTaskFindings, evidence: Evidence) -> ReportOpening | None:
+    """Let the report begin with the advantage of exposed copies, where half of the models or more are such copies."""
+    if result.copies is None or 2 * len(evidence.exposed_copies) < len(evidence.models):
+        return None
+    copies = result.copies
+    return ReportOpening(copies.short_headline(), copies.describe_basis(), copies.chart_by_model())
 
 
 def _find_test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTaskFindings | None:
@@ -90,13 +124,13 @@ def _find_test_task(evidence: Evidence, options: TestTaskOptions | None) -> Test
 
     if options is not None:
         return find_test_task(evidence, options)
-    is_adjusted = any(protocol.kind == ADJUST for protocol in evidence.planned)
+    is_adjusted = any(protocol.kind == ADJUST for protocol in evidence.final_scores)
     if not evidence.exposed_copies and not is_adjusted:
         return None
     try:
         return find_test_task(evidence)
     except PotentiaError as error:
-        protocols = list(evidence.planned)
+        protocols = list(evidence.final_scores)
         return TestTaskFindings(protocols[0], protocols[-1], problems=(error.message,))
 
 
@@ -150,5 +184,9 @@ def reproduce_paper(request: ReproductionRequest) -> Finding:
 
 
 TEST_TASK_REPRODUCTION = PaperReproduction(
-    reproduce_paper, files=("SCORES", "MODELS"), evaluations_suffice=True
+    reproduce_paper,
+    files=("SCORES", "MODELS"),
+    where_published="the published scores are in github.com/socialfoundations/training-on-the-test-task:"
+    " clone it and give --evaluations FOLDER alone (docs/reproduce.md#get-the-score-files)",
+    evaluations_suffice=True,
 )

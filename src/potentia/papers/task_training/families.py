@@ -48,14 +48,14 @@ class FamilyComparison(Finding):
     def tables(self) -> Sequence[Table]:
         """Return one row per family, and how well one line describes all of them."""
         distances = self.residuals()
-        rows = []
+        table_rows = []
         for curve in self.curves:
             ranges = (_format_range(curve.before), _format_range(curve.after))
-            rows.append((curve.family, len(curve.models), *ranges, *distances[curve.family]))
+            table_rows.append((curve.family, len(curve.models), *ranges, *distances[curve.family]))
         scores = ("scores before", "scores after")
-        columns = ("family", "models", *scores, "off the line before", "after")
+        column_names = ("family", "models", *scores, "off the line before", "after")
         note = f"R² of one line for all: {self.common[0].r2:.3f} before, {self.common[1].r2:.3f} after adjustment."
-        return (Table(f"{self.task}: families at equal compute", columns, rows, note),)
+        return (Table(f"{self.task}: families at equal compute", column_names, table_rows, note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return a curve per family, before and after."""
@@ -82,7 +82,7 @@ def _format_range(scores: Floats) -> str:
 
 
 def compare_families(
-    pair: ScorePair, families: Sequence[str] | Mapping[str, Sequence[str]] | None = None
+    score_pair: ScorePair, families: Sequence[str] | Mapping[str, Sequence[str]] | None = None
 ) -> FamilyComparison:
     """Compare families on one task: names of the facts' family column, or a mapping from a name to its models.
 
@@ -91,15 +91,17 @@ def compare_families(
     if isinstance(families, Mapping):
         models_by_family = dict(families)
     else:
-        models_by_family = _select_families(pair.cohort, families)
-    curves = [_make_curve(pair, family, models) for family, models in models_by_family.items()]
+        models_by_family = _select_families(score_pair.cohort, families)
+    curves = [
+        _make_curve(score_pair, family, models) for family, models in models_by_family.items()
+    ]
     if not curves:
         raise InputError("no family has three models", hint="name the families to compare")
-    x = np.concatenate([curve.log_compute for curve in curves])
+    log_flops = np.concatenate([curve.log_compute for curve in curves])
     before = np.concatenate([curve.before for curve in curves])
     after = np.concatenate([curve.after for curve in curves])
-    common = (fit_log_linear(x, before), fit_log_linear(x, after))
-    return FamilyComparison(pair.task, tuple(curves), common)
+    common = (fit_log_linear(log_flops, before), fit_log_linear(log_flops, after))
+    return FamilyComparison(score_pair.task, tuple(curves), common)
 
 
 def _select_families(cohort: Cohort, families: Sequence[str] | None) -> dict[str, Sequence[str]]:
@@ -116,8 +118,8 @@ def _select_families(cohort: Cohort, families: Sequence[str] | None) -> dict[str
     return {family: models_by_family.get(family, []) for family in families}
 
 
-def _make_curve(pair: ScorePair, family: str, models: Sequence[str]) -> FamilyCurve:
-    cohort = pair.cohort
+def _make_curve(score_pair: ScorePair, family: str, models: Sequence[str]) -> FamilyCurve:
+    cohort = score_pair.cohort
     places = np.flatnonzero(np.isin(cohort.models, list(models)))
     if not len(places):
         raise InputError(
@@ -129,6 +131,6 @@ def _make_curve(pair: ScorePair, family: str, models: Sequence[str]) -> FamilyCu
         family=family,
         models=select_positions(cohort.models, by_compute),
         log_compute=cohort.log_compute[by_compute],
-        before=pair.before[by_compute],
-        after=pair.after[by_compute],
+        before=score_pair.before[by_compute],
+        after=score_pair.after[by_compute],
     )

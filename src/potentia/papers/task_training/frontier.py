@@ -68,14 +68,14 @@ class FrontierShift(Finding):
     def tables(self) -> Sequence[Table]:
         """Return the areas and the members of the group on the frontier."""
         group = set(self.cohort.select_names(self.split.members))
-        rows = []
+        table_rows = []
         for stage, area, frontier in zip(STAGES, self.areas, self.every, strict=True):
             members = ", ".join(model for model in frontier.models if model in group)
-            rows.append((stage, area, members or "none"))
+            table_rows.append((stage, area, members or "none"))
         table = Table(
             f"{self.task}: how far models {self.split.label} move the frontier",
             ("", "area of improvement", "on the frontier"),
-            rows,
+            table_rows,
             f"Area in score × log₁₀ FLOPs. It {self._describe_change()} by adjustment.",
             digits=4,
         )
@@ -92,9 +92,9 @@ class FrontierShift(Finding):
         return [self._plot_stage(index, stage) for index, stage in enumerate(STAGES)]
 
     def _plot_stage(self, index: int, stage: str) -> Plot:
-        corners, left = _step_corners(self.cohort.log_compute)
-        old_heights = self.old[index].height_at(left, floor=self.floor)
-        heights = self.every[index].height_at(left, floor=self.floor)
+        corners, edges_below = _step_corners(self.cohort.log_compute)
+        old_heights = self.old[index].height_at(edges_below, floor=self.floor)
+        heights = self.every[index].height_at(edges_below, floor=self.floor)
         old_line = Line(
             f"frontier of models {self.split.others}", corners, old_heights, dashed=True
         )
@@ -108,42 +108,46 @@ class FrontierShift(Finding):
         )
 
 
-def measure_frontier_shift(pair: ScorePair, split: ModelSplit) -> FrontierShift:
+def measure_frontier_shift(score_pair: ScorePair, split: ModelSplit) -> FrontierShift:
     """Measure the area of improvement since the split, in score × log₁₀ FLOPs, before and after adjustment."""
-    x = pair.cohort.log_compute
-    before, after = pair.oriented()
+    log_flops = score_pair.cohort.log_compute
+    before, after = score_pair.oriented()
     is_outside = ~np.asarray(split.members)
-    others = pair.cohort.select_names(is_outside)
-    old_before = pareto_frontier(others, x[is_outside], before[is_outside])
-    old_after = pareto_frontier(others, x[is_outside], after[is_outside])
-    all_before = pareto_frontier(pair.cohort.models, x, before)
-    all_after = pareto_frontier(pair.cohort.models, x, after)
-    floor = pair.chance if pair.higher_is_better else -pair.chance
+    outside_models = score_pair.cohort.select_names(is_outside)
+    old_before = pareto_frontier(outside_models, log_flops[is_outside], before[is_outside])
+    old_after = pareto_frontier(outside_models, log_flops[is_outside], after[is_outside])
+    all_before = pareto_frontier(score_pair.cohort.models, log_flops, before)
+    all_after = pareto_frontier(score_pair.cohort.models, log_flops, after)
+    floor = score_pair.chance if score_pair.higher_is_better else -score_pair.chance
     return FrontierShift(
-        task=pair.task,
-        cohort=pair.cohort,
+        task=score_pair.task,
+        cohort=score_pair.cohort,
         split=split,
         scores=(before, after),
         old=(old_before, old_after),
         every=(all_before, all_after),
         areas=(
-            _area_between(old_before, all_before, x, floor),
-            _area_between(old_after, all_after, x, floor),
+            _area_between(old_before, all_before, log_flops, floor),
+            _area_between(old_after, all_after, log_flops, floor),
         ),
         floor=floor,
     )
 
 
-def _area_between(old: Frontier, every: Frontier, x: Floats, floor: float) -> float:
+def _area_between(
+    old_frontier: Frontier, frontier_of_all: Frontier, log_flops: Floats, floor: float
+) -> float:
     """Integrate the gap between two step functions exactly: it is constant between neighbouring models."""
-    edges = np.unique(x)
-    left = edges[:-1]
-    gap = every.height_at(left, floor=floor) - old.height_at(left, floor=floor)
-    return float(np.sum(gap * np.diff(edges)))
+    edges = np.unique(log_flops)
+    left_edges = edges[:-1]
+    height_gap = frontier_of_all.height_at(left_edges, floor=floor) - old_frontier.height_at(
+        left_edges, floor=floor
+    )
+    return float(np.sum(height_gap * np.diff(edges)))
 
 
-def _step_corners(x: Floats) -> tuple[Floats, Floats]:
+def _step_corners(log_flops: Floats) -> tuple[Floats, Floats]:
     """Return the corners of a step curve over these models in FLOPs, and where to read its height at each of them."""
-    edges = np.unique(x)
+    edges = np.unique(log_flops)
     corners = 10 ** np.repeat(edges, 2)[1:]
     return corners, np.append(np.repeat(edges[:-1], 2), edges[-1])

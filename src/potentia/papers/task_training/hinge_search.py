@@ -1,22 +1,26 @@
 """The exact search for the least-squares hinge of equation 1, for a batch of outcomes at once.
 
-Between two neighbouring values of x the set of models above c is fixed and the fit is linear, so the best c is either
-the free optimum of one such piece or one of the x themselves. Below all x the hinge is a plain line, whatever c is;
-where that line would fall it is level, which a hinge comes as close to as one likes (c = −∞, α = 0). Trying all of them
-finds the global least-squares fit without any starting value.
+``log_flops`` is log₁₀ compute. Between two neighbouring values of it the set of models above c, the point of emergence,
+is fixed and the fit is linear, so the best c is either the free optimum of one such piece or one of the values
+themselves. Below all values the hinge is a plain line, whatever c is; where that line would fall it is level, which a
+hinge comes as close to as one likes (c = −∞, α = 0). Trying all of them finds the global least-squares fit without any
+starting value.
 
-Outcomes ``Y`` are scores above chance, (draws, models). ``x`` is log₁₀ compute, ``group`` is N as 0 and 1.
+``outcomes`` are scores above chance, (draws, models), and ``group`` is N as 0 and 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from potentia.values.scores import Floats
 
-MIN_ABOVE = 3  # distinct x at or above c: with fewer, slope and c cannot be told from noise
+MIN_ABOVE = 3  # distinct values at or above c: with fewer, slope and c cannot be told from noise
+ROUNDING_SHARE = 1e-12  # of the squared outcomes: two fits that differ by less are equally good
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,154 +45,184 @@ class HingeCandidates:
     level: Floats
 
 
-def search_hinges(x: Floats, Y: Floats, group: Floats | None) -> HingeBatch:
+def search_hinges(log_flops: Floats, outcomes: Floats, group: Floats | None) -> HingeBatch:
     """Find the global least-squares hinge with α > 0 for every outcome of the batch."""
-    centre = float(np.mean(x))
-    order = np.argsort(x, kind="stable")
-    centred = (x - centre)[order]
-    Y = Y[:, order]
-    g = np.zeros_like(centred) if group is None else group[order]
+    centre = float(np.mean(log_flops))
+    order = np.argsort(log_flops, kind="stable")
+    centred = (log_flops - centre)[order]
+    outcomes = outcomes[:, order]
+    group_values = np.zeros_like(centred) if group is None else group[order]
     starts = _list_piece_starts(centred)
-    candidates = (
-        _fit_pieces(centred, Y, g, starts),
-        _fit_at_points(centred, Y, g, centred[starts]),
-        _fit_level(Y, g),
-        _fit_flat(Y, g),
+    candidates = _join_candidates(
+        [  # of fits that are equally good, the first is chosen: the plainest
+            _fit_flat(outcomes, group_values),
+            _fit_level(outcomes, group_values),
+            _fit_pieces(centred, outcomes, group_values, starts),
+            _fit_at_points(centred, outcomes, group_values, centred[starts]),
+        ]
     )
-    slope = np.concatenate([one.slope for one in candidates], axis=1)
-    emergence = np.concatenate([one.emergence for one in candidates], axis=1)
-    effect = np.concatenate([one.effect for one in candidates], axis=1)
-    rss = np.concatenate([one.rss for one in candidates], axis=1)
-    level = np.concatenate([one.level for one in candidates], axis=1)
-    best = np.argmin(np.where(slope >= 0, rss, np.inf), axis=1)
-    chosen = (np.arange(len(Y)), best)
+    chosen = (np.arange(len(outcomes)), _find_first_best(candidates, outcomes))
     return HingeBatch(
-        slope=slope[chosen],
-        emergence=emergence[chosen] + centre,
-        effect=effect[chosen],
-        rss=rss[chosen],
-        level=level[chosen],
+        slope=candidates.slope[chosen],
+        emergence=candidates.emergence[chosen] + centre,
+        effect=candidates.effect[chosen],
+        rss=candidates.rss[chosen],
+        level=candidates.level[chosen],
     )
 
 
-def profile_rss(x: Floats, y: Floats, group: Floats | None, points: Floats) -> Floats:
+def _join_candidates(candidates: Sequence[HingeCandidates]) -> HingeCandidates:
+    """Return all candidates side by side."""
+    return HingeCandidates(
+        slope=np.concatenate([fits.slope for fits in candidates], axis=1),
+        emergence=np.concatenate([fits.emergence for fits in candidates], axis=1),
+        effect=np.concatenate([fits.effect for fits in candidates], axis=1),
+        rss=np.concatenate([fits.rss for fits in candidates], axis=1),
+        level=np.concatenate([fits.level for fits in candidates], axis=1),
+    )
+
+
+def _find_first_best(candidates: HingeCandidates, outcomes: Floats) -> npt.NDArray[np.intp]:
+    """Return the first candidate of each draw that fits as well as the best, up to rounding.
+
+    A level line fits as well as one that rises by 10⁻¹⁸, and its point of emergence is −∞, not −10¹⁶.
+    """
+    residual_squares = np.where(candidates.slope >= 0, candidates.rss, np.inf)
+    total = np.einsum("bn,bn->b", outcomes, outcomes)[:, None]
+    least = residual_squares.min(axis=1, keepdims=True)
+    is_best = residual_squares <= least + ROUNDING_SHARE * total
+    return np.asarray(np.argmax(is_best, axis=1))
+
+
+def profile_rss(log_flops: Floats, outcome: Floats, group: Floats | None, points: Floats) -> Floats:
     """Return the residual sum of squares of one outcome with the point of emergence held at each of ``points``."""
-    g = np.zeros_like(x) if group is None else group
-    centre = float(np.mean(x))
-    candidates = _fit_at_points(x - centre, y[None, :], g, points - centre)
+    group_values = np.zeros_like(log_flops) if group is None else group
+    centre = float(np.mean(log_flops))
+    candidates = _fit_at_points(log_flops - centre, outcome[None, :], group_values, points - centre)
     return np.asarray(candidates.rss[0])
 
 
-def linear_basis(x: Floats, emergence: Floats, group: Floats | None) -> Floats:
-    """Return the columns that the fit is linear in: x and 1 above c, and the group: (draws, models, 2 or 3).
+def linear_basis(log_flops: Floats, emergence: Floats, group: Floats | None) -> Floats:
+    """Return the columns that the fit is linear in: compute and 1 above c, and the group: (draws, models, 2 or 3).
 
-    They span what the derivatives by slope and point of emergence do, and stay apart however far below all x that is.
+    They span what the derivatives by slope and point of emergence do, and stay apart however far below all it is.
     """
-    centred = x - np.mean(x)
-    c = np.where(np.isnan(emergence), np.inf, emergence)[:, None]
-    is_above = x[None, :] > c
-    is_rising = is_above & np.isfinite(c)  # a level line has no slope
+    centred = log_flops - np.mean(log_flops)
+    above_from = np.where(np.isnan(emergence), np.inf, emergence)[:, None]
+    is_above = log_flops[None, :] > above_from
+    is_rising = is_above & np.isfinite(above_from)  # a level line has no slope
     columns = [np.where(is_rising, centred[None, :], 0.0), is_above.astype(np.float64)]
     if group is not None:
         columns.append(np.broadcast_to(group, is_above.shape).astype(np.float64))
     return np.stack(columns, axis=2)
 
 
-def predict_above_chance(x: Floats, hinges: HingeBatch, group: Floats | None) -> Floats:
+def predict_above_chance(log_flops: Floats, hinges: HingeBatch, group: Floats | None) -> Floats:
     """Return the fitted values above chance: (draws, models)."""
-    c = np.where(np.isfinite(hinges.emergence), hinges.emergence, x.max())[:, None]
-    rise = hinges.slope[:, None] * np.maximum(0.0, x[None, :] - c) + hinges.level[:, None]
+    above_from = np.where(np.isfinite(hinges.emergence), hinges.emergence, log_flops.max())[:, None]
+    predicted_rise = (
+        hinges.slope[:, None] * np.maximum(0.0, log_flops[None, :] - above_from)
+        + hinges.level[:, None]
+    )
     if group is None:
-        return rise
-    return rise + hinges.effect[:, None] * group[None, :]
+        return predicted_rise
+    return predicted_rise + hinges.effect[:, None] * group[None, :]
 
 
-def _list_piece_starts(x: Floats) -> list[int]:
-    """Return the first index of every piece that keeps enough distinct x at or above it; x is sorted."""
-    firsts = np.flatnonzero(np.r_[True, np.diff(x) > 0])
+def _list_piece_starts(log_flops: Floats) -> list[int]:
+    """Return the first index of every piece that keeps enough distinct values at or above it; they are sorted."""
+    firsts = np.flatnonzero(np.r_[True, np.diff(log_flops) > 0])
     return list(firsts[: len(firsts) - MIN_ABOVE + 1].tolist())
 
 
-def _fit_pieces(x: Floats, Y: Floats, g: Floats, starts: list[int]) -> HingeCandidates:
-    """Fit a + α·x above each start, θ·N everywhere; keep the fits whose c = −a/α lies in their own piece."""
-    is_above = np.arange(len(x))[None, :] >= np.asarray(starts)[:, None]  # (pieces, models)
-    columns = [is_above * 1.0, is_above * x, np.broadcast_to(g, is_above.shape)]
-    X = np.stack(columns, axis=1)  # (pieces, 3, models)
-    cross = np.einsum("pin,bn->bpi", X, Y)
-    inverse = np.linalg.pinv(np.einsum("pin,pjn->pij", X, X), hermitian=True)
-    coefficients = np.einsum("pij,bpj->bpi", inverse, cross)
+def _fit_pieces(
+    log_flops: Floats, outcomes: Floats, group_values: Floats, starts: list[int]
+) -> HingeCandidates:
+    """Fit a + α·compute above each start, θ·N everywhere; keep the fits whose c = −a/α lies in their own piece."""
+    is_above = np.arange(len(log_flops))[None, :] >= np.asarray(starts)[:, None]  # (pieces, models)
+    columns = [is_above * 1.0, is_above * log_flops, np.broadcast_to(group_values, is_above.shape)]
+    design = np.stack(columns, axis=1)  # (pieces, 3, models)
+    cross_products = np.einsum("pin,bn->bpi", design, outcomes)
+    inverse = np.linalg.pinv(np.einsum("pin,pjn->pij", design, design), hermitian=True)
+    coefficients = np.einsum("pij,bpj->bpi", inverse, cross_products)
     slope = coefficients[:, :, 1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        c = -coefficients[:, :, 0] / slope
-    lower = np.array([-np.inf if start == 0 else x[start - 1] for start in starts])
-    upper = x[starts]
-    total = np.einsum("bn,bn->b", Y, Y)[:, None]
-    rss = total - np.einsum("bpi,bpi->bp", coefficients, cross)
-    is_valid = (slope > 0) & (c >= lower) & (c <= upper)
+        emergence = -coefficients[:, :, 0] / slope
+    lower = np.array([log_flops[start - 1] if start > 0 else -np.inf for start in starts])
+    upper = log_flops[starts]
+    total = np.einsum("bn,bn->b", outcomes, outcomes)[:, None]
+    residual_squares = total - np.einsum("bpi,bpi->bp", coefficients, cross_products)
+    is_valid = (slope > 0) & (emergence >= lower) & (emergence <= upper)
     return HingeCandidates(
         slope=slope,
-        emergence=c,
+        emergence=emergence,
         effect=coefficients[:, :, 2],
-        rss=np.where(is_valid, rss, np.inf),
+        rss=np.where(is_valid, residual_squares, np.inf),
         level=np.zeros_like(slope),
     )
 
 
-def _fit_at_points(x: Floats, Y: Floats, g: Floats, points: Floats) -> HingeCandidates:
+def _fit_at_points(
+    log_flops: Floats, outcomes: Floats, group_values: Floats, points: Floats
+) -> HingeCandidates:
     """Fit α and θ with c held at each of ``points``."""
-    H = np.maximum(0.0, x[None, :] - points[:, None])  # (points, models)
-    hh = np.einsum("pn,pn->p", H, H)
-    hg = H @ g
-    gg = float(g @ g)
-    hy = Y @ H.T
-    gy = (Y @ g)[:, None]
-    if gg > 0:
-        determinant = hh * gg - hg**2
-        is_regular = determinant > 1e-12 * np.maximum(hh * gg, 1e-300)
+    rises = np.maximum(0.0, log_flops[None, :] - points[:, None])  # (points, models)
+    rise_squares = np.einsum("pn,pn->p", rises, rises)
+    rise_by_group = rises @ group_values
+    group_squares = float(group_values @ group_values)
+    rise_by_outcome = outcomes @ rises.T
+    group_by_outcome = (outcomes @ group_values)[:, None]
+    if group_squares > 0:
+        determinant = rise_squares * group_squares - rise_by_group**2
+        is_regular = determinant > 1e-12 * np.maximum(rise_squares * group_squares, 1e-300)
         divisor = np.where(is_regular, determinant, np.inf)
-        slope = (gg * hy - hg * gy) / divisor
-        effect = (hh * gy - hg * hy) / divisor
+        slope = (group_squares * rise_by_outcome - rise_by_group * group_by_outcome) / divisor
+        effect = (rise_squares * group_by_outcome - rise_by_group * rise_by_outcome) / divisor
     else:
-        slope = hy / np.where(hh > 0, hh, np.inf)
-        effect = np.zeros_like(hy)
-    total = np.einsum("bn,bn->b", Y, Y)[:, None]
+        slope = rise_by_outcome / np.where(rise_squares > 0, rise_squares, np.inf)
+        effect = np.zeros_like(rise_by_outcome)
+    total = np.einsum("bn,bn->b", outcomes, outcomes)[:, None]
     return HingeCandidates(
         slope=slope,
         emergence=np.broadcast_to(points, slope.shape),
         effect=effect,
-        rss=total - slope * hy - effect * gy,
+        rss=total - slope * rise_by_outcome - effect * group_by_outcome,
         level=np.zeros_like(slope),
     )
 
 
-def _fit_level(Y: Floats, g: Floats) -> HingeCandidates:
+def _fit_level(outcomes: Floats, group_values: Floats) -> HingeCandidates:
     """Fit one level above chance and θ·N: a hinge that emerged long before and rises no more.
 
     Its slope is 0, or −1 where the level is below chance: such a fit is never chosen.
     """
-    X = np.stack([np.ones_like(g), g])
-    coefficients = Y @ X.T @ np.linalg.pinv(X @ X.T, hermitian=True)  # (draws, 2)
-    rss = np.einsum("bn,bn->b", Y, Y) - np.einsum("bi,bi->b", coefficients, Y @ X.T)
+    design = np.stack([np.ones_like(group_values), group_values])
+    coefficients = (
+        outcomes @ design.T @ np.linalg.pinv(design @ design.T, hermitian=True)
+    )  # (draws, 2)
+    residual_squares = np.einsum("bn,bn->b", outcomes, outcomes) - np.einsum(
+        "bi,bi->b", coefficients, outcomes @ design.T
+    )
     level = coefficients[:, :1]
     return HingeCandidates(
         slope=np.where(level > 0, 0.0, -1.0),
-        emergence=np.full((len(Y), 1), -np.inf),
+        emergence=np.full((len(outcomes), 1), -np.inf),
         effect=coefficients[:, 1:],
-        rss=rss[:, None],
+        rss=residual_squares[:, None],
         level=np.maximum(level, 0.0),
     )
 
 
-def _fit_flat(Y: Floats, g: Floats) -> HingeCandidates:
+def _fit_flat(outcomes: Floats, group_values: Floats) -> HingeCandidates:
     """Fit no rise at all: θ·N alone. The answer where every hinge would fall with compute."""
-    gg = float(g @ g)
-    gy = (Y @ g)[:, None]
-    effect = gy / gg if gg > 0 else np.zeros((len(Y), 1))
-    total = np.einsum("bn,bn->b", Y, Y)[:, None]
+    group_squares = float(group_values @ group_values)
+    group_by_outcome = (outcomes @ group_values)[:, None]
+    effect = group_by_outcome / group_squares if group_squares > 0 else np.zeros((len(outcomes), 1))
+    total = np.einsum("bn,bn->b", outcomes, outcomes)[:, None]
     return HingeCandidates(
         slope=np.zeros_like(effect),
         emergence=np.full_like(effect, np.nan),
         effect=effect,
-        rss=total - effect * gy,
+        rss=total - effect * group_by_outcome,
         level=np.zeros_like(effect),
     )

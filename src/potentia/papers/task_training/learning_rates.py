@@ -42,7 +42,7 @@ class RateBudget(Finding):
         """Return one row per model, and both effects."""
         score_table = Table(
             f"{self.task}: score by learning rate",
-            ("model", *(f"{rate:g}" for rate in self.rates), "chosen"),
+            ("model", *(f"{learning_rate:g}" for learning_rate in self.rates), "chosen"),
             zip(self.models, *self.values.T, self.chosen, strict=True),
             "The score on the test split at every learning rate. Validation chooses; these scores choose nothing.",
         )
@@ -82,10 +82,11 @@ def read_stored_rates(evidence: Evidence, protocol: Protocol) -> dict[str, RateS
         return {}
     seed_scores: dict[str, dict[str, dict[float, list[float]]]] = {}
     for cell in evidence.choices(protocol):
-        if not cell.may_have("rates"):
+        tested_rates = cell.selection.rates
+        if not tested_rates:
             continue
         by_rate = seed_scores.setdefault(cell.task, {}).setdefault(cell.model, {})
-        for state in cell.selection.rates:
+        for state in tested_rates:
             by_rate.setdefault(state.learning_rate, []).append(state.value)
     rates_by_task: dict[str, RateScores] = {}
     for task, by_model in seed_scores.items():
@@ -96,13 +97,15 @@ def read_stored_rates(evidence: Evidence, protocol: Protocol) -> dict[str, RateS
 
 
 def _average_seeds(scores_by_rate: Mapping[float, Sequence[float]]) -> dict[float, float]:
-    return {rate: float(np.mean(scores)) for rate, scores in scores_by_rate.items()}
+    return {
+        learning_rate: float(np.mean(scores)) for learning_rate, scores in scores_by_rate.items()
+    }
 
 
 def compare_rates(
     task: str,
     rates: RateScores,
-    pair: ScorePair | None = None,
+    score_pair: ScorePair | None = None,
     split: ModelSplit | None = None,
     *,
     chosen: Mapping[str, float] = NO_ENTRIES,
@@ -111,8 +114,13 @@ def compare_rates(
 ) -> RateBudget:
     """Lay every rate's scores side by side; with a pair and its division, give the group its best and fit θ again."""
     models = tuple(rates)
-    grid = tuple(sorted({rate for by_rate in rates.values() for rate in by_rate}))
-    values = [[rates[model].get(rate, np.nan) for rate in grid] for model in models]
+    all_rates: set[float] = set()
+    for by_rate in rates.values():
+        all_rates.update(by_rate)
+    grid = tuple(sorted(all_rates))
+    values = []
+    for model in models:
+        values.append([rates[model].get(learning_rate, np.nan) for learning_rate in grid])
     budget = RateBudget(
         task=task,
         models=models,
@@ -120,28 +128,34 @@ def compare_rates(
         values=np.array(values),
         chosen=tuple(float(chosen.get(model, np.nan)) for model in models),
     )
-    if pair is None or split is None:
+    if score_pair is None or split is None:
         return budget
     sweep = []
-    for rate in grid:
-        scores = [rates.get(model, {}).get(rate, np.nan) for model in pair.cohort.models]
+    for learning_rate in grid:
+        scores = [
+            rates.get(model, {}).get(learning_rate, np.nan) for model in score_pair.cohort.models
+        ]
         sweep.append(np.array(scores))
-    favoured_pair = give_group_best_rate(pair, split, sweep)
+    favoured_pair = give_group_best_rate(score_pair, split, sweep)
     return replace(
         budget,
         favoured=compare_groups(favoured_pair, split, draws=draws, seed=seed).after,
-        usual=compare_groups(pair, split, draws=draws, seed=seed).after,
+        usual=compare_groups(score_pair, split, draws=draws, seed=seed).after,
     )
 
 
-def give_group_best_rate(pair: ScorePair, split: ModelSplit, sweep: Sequence[Floats]) -> ScorePair:
+def give_group_best_rate(
+    score_pair: ScorePair, split: ModelSplit, sweep: Sequence[Floats]
+) -> ScorePair:
     """Give the group its best score of a learning-rate sweep, and leave the others as they are (B.3).
 
     ``sweep`` holds one array of adjusted scores per learning rate (NaN where it was not tried). If θ stays near zero
     even so, it is not the choice of learning rate that took the group's advantage away.
     """
-    if any(scores.shape != pair.after.shape for scores in sweep):
+    if any(scores.shape != score_pair.after.shape for scores in sweep):
         raise InputError("every learning rate of the sweep needs one score per model")
-    tried = np.stack([pair.after, *sweep])
-    best = np.nanmax(tried, axis=0) if pair.higher_is_better else np.nanmin(tried, axis=0)
-    return replace(pair, after=np.where(split.members, best, pair.after))
+    tried = np.stack([score_pair.after, *sweep])
+    best_scores = (
+        np.nanmax(tried, axis=0) if score_pair.higher_is_better else np.nanmin(tried, axis=0)
+    )
+    return replace(score_pair, after=np.where(split.members, best_scores, score_pair.after))

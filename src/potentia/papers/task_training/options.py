@@ -52,11 +52,9 @@ class TestTaskCommandOptions:
         "Two protocols or stages: before and after the adjustment.", (), "--protocols", "--protocol"
     )
     group: str | None = command_option(
-        f"What divides the models: a month (else {FIRST_NEW_MONTH}), a fact as language=en+cn, or exposed."
+        f"What divides the models: a month (by default {FIRST_NEW_MONTH}), a fact as language=en+cn, or exposed."
     )
-    chance: float | None = command_option(
-        "Score of guessing on the tasks for which nothing else tells it."
-    )
+    chance: float | None = command_option("Score of a guess, for tasks where it is not known.")
 
     def analysis_options(self) -> TestTaskOptions:
         """Return the options of the analysis."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from potentia.analysis.left_out import join_first_names, keep_names_in
-from potentia.errors import InputError
+from potentia.errors import InputError, MissingExtraError
 from potentia.facts import ModelTable, read_facts
 from potentia.papers.printed import ReproducedNumber, tabulate_comparison
 from potentia.papers.task_training.adjustment import (
@@ -37,11 +37,7 @@ from potentia.papers.task_training.changes import (
     measure_rank_shift,
 )
 from potentia.papers.task_training.cohort import Cohort, ModelSplit, ScorePair
-from potentia.papers.task_training.discrimination import (
-    Discrimination,
-    measure_discrimination,
-    require_classifiers,
-)
+from potentia.papers.task_training.discrimination import Discrimination, measure_discrimination
 from potentia.papers.task_training.emergence import EmergenceCurve, trace_emergence
 from potentia.papers.task_training.evaluations import EvaluationTree, SkippedFile
 from potentia.papers.task_training.families import FamilyComparison, compare_families
@@ -50,25 +46,31 @@ from potentia.papers.task_training.learning_rates import RateBudget, compare_rat
 from potentia.papers.task_training.published_scores import (
     MissingScoresError,
     PublishedScores,
+    RequestedScores,
     normalize_model_name,
 )
 from potentia.papers.task_training.saturation import Saturation, measure_saturation
-from potentia.values.findings import Finding, Findings, Table, jsonable
+from potentia.values.findings import Finding, Findings, Table, to_json_values
+from potentia.values.wording import format_count
 
 CUTOFF = "2023-11"
 OTHER_CUTOFFS = ("2023-09", "2024-01")  # figures 11 and 12
 BATCH = 64
-STEPS_TO_DISCRIMINATE = 1000  # models tuned on 64,000 examples
+EXAMPLES_PRINTED = 64_000  # of figures 8 and 14
+STEPS_TO_DISCRIMINATE = EXAMPLES_PRINTED // BATCH
 FAMILY_PREFIXES = {  # figure 6, by the models' names
     "Pythia": "pythia-",
     "Llama 2": "llama-2-",
     "Qwen 1.5": "qwen-1.5-",
 }
 MODELS_IN_PAPER = 56
+MODELS_LISTED = 5  # of those that have no score
 CHOICE_FORMS = ("arc_challenge_mc", "hellaswag_mc")
 CLOZE_FORMS = ("arc_challenge", "hellaswag")
 
 UNUSED_TASK = "no figure of the paper shows the task"
+UNUSED_STAGE = "no figure of the paper uses the task at this stage"
+UNKNOWN_COMPUTE = "no parameters and training tokens of it are known"
 
 ResultT = TypeVar("ResultT")
 
@@ -137,6 +139,7 @@ class BenchmarkResults(Findings):
 
     benchmark: PaperBenchmark
     pair: ScorePair | None = None
+    unadjusted: GroupScaling | None = None  # where no model has scores after adjustment
     adjustment: TaskAdjustment | None = None
     gain: TuningGain | None = None
     treatment: TreatmentEffect | None = None
@@ -168,6 +171,7 @@ class TaskTrainingPaper(Findings):
     models: int  # base models with a score and known compute
     missing: tuple[MissingFigure, ...]
     skipped: tuple[SkippedFile, ...] = ()
+    remark: str = ""  # what was assumed of the files
 
     def lines(self) -> list[ReproducedNumber]:
         """Return every comparison with a printed number or claim."""
@@ -175,32 +179,40 @@ class TaskTrainingPaper(Findings):
 
         return list(compare_with_paper(self))
 
-    def named(self) -> dict[str, Finding]:
+    def findings_by_name(self) -> dict[str, Finding]:
         """Return every finding under a name of its own, in the document's order."""
-        findings = {**super().named(), **self.leaderboard}
-        for name, scaling in self.forms_before.items():
-            findings[name] = self.forms_after.get(name, scaling)
-        for name, scaling in self.form_briers.items():
-            findings[f"{name}-brier"] = scaling
+        findings = {**super().findings_by_name(), **self.leaderboard}
+        for form_name, scaling in self.forms_before.items():
+            findings[form_name] = self.forms_after.get(form_name, scaling)
+        for form_name, scaling in self.form_briers.items():
+            findings[f"{form_name}-brier"] = scaling
         findings.pop("gpqa_above_zero", None)  # a line of the comparison, no figure of its own
         return findings
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers beside the printed ones, and every finding."""
-        findings = {name: finding.to_dict() for name, finding in self.named().items()}
+        findings = {
+            finding_name: finding.to_dict()
+            for finding_name, finding in self.findings_by_name().items()
+        }
         return {
-            "lines": jsonable(self.lines()),
-            "missing": jsonable(self.missing),
-            "skipped": jsonable(self.skipped),
+            "lines": to_json_values(self.lines()),
+            "missing": to_json_values(self.missing),
+            "skipped": to_json_values(self.skipped),
+            "remark": self.remark,
             **findings,
         }
 
     def tables(self) -> Sequence[Table]:
         """Return ours beside printed first, then each finding, then what is missing and what was left out."""
         note = (
-            f"{self.models} models; the paper has {MODELS_IN_PAPER}. After adjustment: per model the better of both "
-            "scores, as in the paper. Small: θ within ±0.02. p: the paper's, without families."
+            f"{format_count(self.models, 'model')}; the paper has {MODELS_IN_PAPER}. "
+            "After adjustment: per model the better of both scores, as in the paper. "
+            "Small: θ within ±0.02. p: the paper's, without families. "
+            "MMLU: as in the authors' notebook, the mean over the 62 entries of its file, 57 subjects and five groups."
         )
+        if self.remark:
+            note += f" {self.remark}."
         comparison = tabulate_comparison(
             "Training on the test task: ours beside the paper's", self.lines(), note
         )
@@ -214,11 +226,13 @@ class TaskTrainingPaper(Findings):
     def _tabulate_skipped_files(self) -> Sequence[Table]:
         if not self.skipped:
             return ()
-        rows = []
-        for reason, count in Counter(file.reason for file in self.skipped).items():
-            paths = [file.path for file in self.skipped if file.reason == reason]
-            rows.append((reason, count, join_first_names(paths, 3)))
-        return (Table("Left out", ("why", "how many", "which"), rows),)
+        table_rows = []
+        for reason, count in Counter(skipped_file.reason for skipped_file in self.skipped).items():
+            paths = [
+                skipped_file.path for skipped_file in self.skipped if skipped_file.reason == reason
+            ]
+            table_rows.append((reason, count, join_first_names(paths, 3)))
+        return (Table("Left out", ("why", "how many", "which"), table_rows),)
 
 
 # --- figures, one by one ---------------------------------------------------------------------------------------------
@@ -228,7 +242,7 @@ class TaskTrainingPaper(Findings):
 class PaperData:
     """What the numbers are computed from, and how the bootstrap draws."""
 
-    scores: PublishedScores
+    scores: RequestedScores
     cohort: Cohort  # base models
     instruct: Cohort
     draws: int
@@ -236,16 +250,18 @@ class PaperData:
     missing: list[MissingFigure] = field(default_factory=list)
 
     def attempt(self, figure: str, compute: Callable[[], ResultT]) -> ResultT | None:
-        """Return a figure; where scores are missing, note what it needs and return None."""
+        """Return a figure; where scores or packages are missing, note what it needs and return None."""
         try:
             return compute()
         except InputError as error:
             self.missing.append(MissingFigure(figure, error.message))
-            return None
+        except MissingExtraError as error:
+            self.missing.append(MissingFigure(figure, f"{error.message}: {error.hint}"))
+        return None
 
     def pair_stages(
         self,
-        name: str,
+        task_name: str,
         task: str,
         metric: str,
         stages: tuple[str, str],
@@ -253,8 +269,7 @@ class PaperData:
         cohort: Cohort | None = None,
     ) -> ScorePair:
         """Return the scores of a task at two stages; after adjustment, the better of both counts (as in the paper)."""
-        scores_before = self.scores.require(stages[0], task, metric)
-        scores_after = self.scores.require(stages[1], task, metric)
+        scores_before, scores_after = self.scores.require_stages(stages, task, metric)
         cohort = cohort or self.cohort
         models = keep_names_in(cohort.models, scores_before, scores_after)
         if not models:
@@ -264,20 +279,33 @@ class PaperData:
         before = np.array([scores_before[model] for model in models])
         after = np.array([scores_after[model] for model in models])
         return ScorePair(
-            task=name,
+            task=task_name,
             cohort=cohort.select(models),
             before=before,
             after=np.maximum(before, after),
             chance=chance,
         )
 
-    def compare_by_date(self, pair: ScorePair) -> TaskAdjustment:
+    def compare_by_date(self, score_pair: ScorePair) -> TaskAdjustment:
         """Fit equation 1 before and after adjustment, for models of November 2023 and later."""
-        split = pair.cohort.split_by_month(CUTOFF)
-        return compare_groups(pair, split, draws=self.draws, seed=self.seed)
+        split = score_pair.cohort.split_by_month(CUTOFF)
+        return compare_groups(score_pair, split, draws=self.draws, seed=self.seed)
+
+    def compare_stages(
+        self,
+        task_name: str,
+        task: str,
+        metric: str,
+        stages: tuple[str, str],
+        chance: float,
+        cohort: Cohort | None = None,
+    ) -> TaskAdjustment:
+        """Fit equation 1 to the scores of a task at two stages."""
+        score_pair = self.pair_stages(task_name, task, metric, stages, chance, cohort)
+        return self.compare_by_date(score_pair)
 
     def fit_before(
-        self, name: str, task: str, metric: str, chance: float, stage: str = "base"
+        self, task_name: str, task: str, metric: str, chance: float, stage: str = "base"
     ) -> GroupScaling:
         """Fit equation 1 to the models as they are."""
         scores = self.scores.require(stage, task, metric)
@@ -286,7 +314,7 @@ class PaperData:
             raise MissingScoresError(f"no model of known compute has {task} in {stage}")
         cohort = self.cohort.select(models)
         return fit_groups(
-            name,
+            task_name,
             cohort,
             np.array([scores[model] for model in models]),
             cohort.split_by_month(CUTOFF),
@@ -314,40 +342,57 @@ def reproduce_task_training(
     """Compute every number and figure that a table of scores, the authors' evaluation tree, or both allow.
 
     ``facts`` go before the facts of the paper's models, which are part of the package.
+
+    Args:
+        scores: The published scores; see docs/reproduce.md.
+        facts: Facts of models that go before those of the paper's, which are part of the package.
+        evaluations: The authors' evaluation tree.
+        draws: Draws of the wild cluster bootstrap.
+        seed: Of the draws.
+
+    Example:
+        >>> potentia.reproduce_task_training().to_frame()
     """
-    require_classifiers()
-    data, skipped = _collect_data(scores, facts, evaluations, draws=draws, seed=seed)
-    mmlu = _analyze_benchmark(data, MMLU)
-    gsm8k = _analyze_benchmark(data, GSM8K)
-    cloze = data.attempt(
-        "Figure 5, cloze", partial(data.fit_before, "mmlu_cloze acc", "mmlu_cloze", "acc", 0.25)
+    paper_data = _collect_data(scores, facts, evaluations, draws=draws, seed=seed)
+    mmlu_analysis = _analyze_benchmark(paper_data, MMLU)
+    gsm8k = _analyze_benchmark(paper_data, GSM8K)
+    cloze = paper_data.attempt(
+        "Figure 5, cloze",
+        partial(paper_data.fit_before, "mmlu_cloze acc", "mmlu_cloze", "acc", 0.25),
     )
-    brier = data.attempt(
+    brier = paper_data.attempt(
         "Figure 5, Brier score",
-        partial(data.fit_before, "mmlu brier_score", "mmlu", "brier_score", 0.75),
+        partial(paper_data.fit_before, "mmlu brier_score", "mmlu", "brier_score", 0.75),
     )
-    rates = data.attempt("Figure 9 (B.3)", partial(_compare_rates, data, mmlu.pair))
-    gpqa = data.scores.find("new_evals/base", "leaderboard_gpqa", "acc_norm")
+    rates = paper_data.attempt(
+        "Figure 9 (B.3)", partial(_compare_rates, paper_data, mmlu_analysis.pair)
+    )
+    leaderboard = _analyze_leaderboard(paper_data)
     gpqa_above_zero = None
-    if gpqa:
-        gpqa_above_zero = data.fit_before(
+    if "gpqa" in leaderboard:
+        gpqa_above_zero = paper_data.fit_before(
             "gpqa", "leaderboard_gpqa", "acc_norm", 0.0, "new_evals/base"
         )
-    return TaskTrainingPaper(
-        mmlu=mmlu,
+    paper = TaskTrainingPaper(
+        mmlu=mmlu_analysis,
         gsm8k=gsm8k,
         cloze=cloze,
         brier=brier,
         rates=rates,
-        leaderboard=_analyze_leaderboard(data),
+        leaderboard=leaderboard,
         gpqa_above_zero=gpqa_above_zero,
-        forms_before=_fit_forms(data),
-        forms_after=_adjust_forms(data),
-        form_briers=_fit_form_briers(data),
-        models=len(keep_names_in(data.cohort.models, data.scores.list_models())),
-        missing=(*data.missing, *_list_missing_models(data)),
-        skipped=skipped,
+        forms_before=_fit_forms(paper_data),
+        forms_after=_adjust_forms(paper_data),
+        form_briers=_fit_form_briers(paper_data),
+        models=len(
+            keep_names_in(paper_data.cohort.models, paper_data.scores.published.list_models())
+        ),
+        missing=(*paper_data.missing, *_list_missing_models(paper_data)),
     )
+    unused = _list_unused_scores(paper_data)  # once every figure has asked for its scores
+    if evaluations is None:
+        return replace(paper, skipped=tuple(unused))
+    return replace(paper, skipped=(*evaluations.skipped, *unused), remark=evaluations.remark)
 
 
 def _collect_data(
@@ -357,93 +402,127 @@ def _collect_data(
     *,
     draws: int,
     seed: int,
-) -> tuple[PaperData, tuple[SkippedFile, ...]]:
+) -> PaperData:
     """Join the sources, and divide the models into base and instruction-tuned ones."""
     published = scores or PublishedScores("")
-    skipped: list[SkippedFile] = []
     if evaluations is not None:
         published = published.add(evaluations.scores)
-        skipped += evaluations.skipped
     cohort = Cohort.from_facts(table=_join_facts(facts))
     is_instruct = np.array([kind == "instruct" for kind in cohort.columns["kind"]])
-    skipped += _list_unused_scores(published, cohort)
-    data = PaperData(
-        scores=published,
+    return PaperData(
+        scores=RequestedScores(published),
         cohort=cohort.select(cohort.select_names(~is_instruct)),
         instruct=cohort.select(cohort.select_names(is_instruct)),
         draws=draws,
         seed=seed,
     )
-    return data, tuple(skipped)
 
 
-def _list_unused_scores(scores: PublishedScores, cohort: Cohort) -> list[SkippedFile]:
-    """Name the tasks that no figure shows, and the models whose compute is not known."""
-    shown_tasks = {MMLU.name, GSM8K.name, "mmlu_cloze", *CHOICE_FORMS, *CLOZE_FORMS}
-    shown_tasks |= {f"leaderboard_{name}" for name in LEADERBOARD}
-    unused = {}
-    for key in scores.scores:
-        if key.task not in shown_tasks:
-            unused[f"{key.stage}/*-{key.task}.json"] = UNUSED_TASK
-    for model in scores.list_models():
-        if model not in cohort.models:
-            unused[f"every score of {model}"] = "no parameters and training tokens of it are known"
-    return [SkippedFile(path, reason) for path, reason in unused.items()]
+def _list_unused_scores(paper_data: PaperData) -> list[SkippedFile]:
+    """Name the tasks and stages that no figure asked for, and the models whose compute is not known."""
+    paper_tasks = {MMLU.name, GSM8K.name, "mmlu_cloze", *CHOICE_FORMS, *CLOZE_FORMS}
+    paper_tasks |= {f"leaderboard_{name}" for name in LEADERBOARD}
+    unused = []
+    for staged_task in paper_data.scores.list_unused():
+        reason = UNUSED_STAGE if staged_task.task in paper_tasks else UNUSED_TASK
+        unused.append(SkippedFile(staged_task.file_pattern, reason))
+    known_models = {*paper_data.cohort.models, *paper_data.instruct.models}
+    for model in paper_data.scores.published.list_models():
+        if model not in known_models:
+            unused.append(SkippedFile(f"every score of {model}", UNKNOWN_COMPUTE))
+    return unused
 
 
 def _join_facts(facts: ModelTable | None) -> ModelTable:
     """Return the facts of the paper's models, replaced by what is given; names are spelled as in the tree."""
     paper_models = read_paper_models()
     joined = list(paper_models)
-    for given in facts or ():
-        name = normalize_model_name(given.name)
-        paper_facts = paper_models.find(name)
-        kind = given.kind
-        if not given.kind_stated and paper_facts is not None:
+    for stated_facts in facts or ():
+        model_name = normalize_model_name(stated_facts.name)
+        paper_facts = paper_models.find(model_name)
+        kind = stated_facts.kind
+        if not stated_facts.kind_stated and paper_facts is not None:
             kind = paper_facts.kind
-        joined.append(replace(given, name=name, kind=kind))
+        joined.append(replace(stated_facts, name=model_name, kind=kind))
     return ModelTable(joined)
 
 
-def _analyze_benchmark(data: PaperData, benchmark: PaperBenchmark) -> BenchmarkResults:
+def _analyze_benchmark(paper_data: PaperData, benchmark: PaperBenchmark) -> BenchmarkResults:
     """Compute the figures and tables of one benchmark, each from what it needs."""
     name = benchmark.name
     stages = ("base", benchmark.tuned_stage)
-    make_pair = partial(data.pair_stages, name, name, benchmark.metric, stages, benchmark.chance)
+    make_pair = partial(
+        paper_data.pair_stages, name, name, benchmark.metric, stages, benchmark.chance
+    )
     results = BenchmarkResults(
         benchmark,
-        treatment=data.attempt(f"Figure 3, {name}", partial(_measure_treatment, data, benchmark)),
-        emergence=data.attempt(
+        treatment=paper_data.attempt(
+            f"Figure 3, {name}", partial(_measure_treatment, paper_data, benchmark)
+        ),
+        emergence=paper_data.attempt(
             f"Figure {'8' if benchmark is MMLU else '19'}, {name}",
-            partial(_trace_emergence, data, benchmark),
+            partial(_trace_emergence, paper_data, benchmark),
         ),
-        saturation=data.attempt(
-            f"Appendix C, {name}: saturation", partial(_measure_saturation, data, benchmark)
+        saturation=paper_data.attempt(
+            f"Appendix C, {name}: saturation", partial(_measure_saturation, paper_data, benchmark)
         ),
-        discrimination=data.attempt(
-            f"Figure 14 and table 5, {name}", partial(_measure_discrimination, data, benchmark)
+        discrimination=paper_data.attempt(
+            f"Figure 14 and table 5, {name}",
+            partial(_measure_discrimination, paper_data, benchmark),
         ),
-        instruct=data.attempt(
-            f"Figure 20, {name}", partial(_compare_instruct_models, data, benchmark)
+        instruct=paper_data.attempt(
+            f"Figure 20, {name}", partial(_compare_instruct_models, paper_data, benchmark)
         ),
     )
-    pair = data.attempt(f"Figures 1, 2, 6, 7, 11 to 13 and 17, tables 3 and 4, {name}", make_pair)
-    if pair is None:
+    figures = "Figures 1, 2, 6, 7, 11 to 13 and 17, tables 3 and 4"
+    score_pair = paper_data.attempt(f"{figures}, {name}", make_pair)
+    if score_pair is None and paper_data.scores.find("base", name, benchmark.metric):
+        fit_before = partial(paper_data.fit_before, name, name, benchmark.metric, benchmark.chance)
+        unadjusted = paper_data.attempt(f"Figure 1, {name}, before adjustment", fit_before)
+        return replace(results, unadjusted=unadjusted)
+    if score_pair is None:
         return results
-    split = pair.cohort.split_by_month(CUTOFF)
+    results = replace(
+        results,
+        pair=score_pair,
+        families=paper_data.attempt(f"Figure 6, {name}", partial(_compare_families, score_pair)),
+        splits=paper_data.attempt(
+            f"Figures 11 to 13, {name}", partial(_compare_other_splits, paper_data, score_pair)
+        ),
+        ranks=paper_data.attempt(f"Figure 17, {name}", partial(_shift_ranks, score_pair)),
+    )
+    split = paper_data.attempt(
+        f"Figures 1, 2 and 7, tables 3 and 4, {name}", partial(_split_by_date, score_pair.cohort)
+    )
+    if split is None:
+        return results
     return replace(
         results,
-        pair=pair,
-        adjustment=data.attempt(f"Figure 1, {name}", partial(data.compare_by_date, pair)),
-        gain=measure_gain(pair, split),
-        families=data.attempt(f"Figure 6, {name}", partial(_compare_families, pair)),
-        frontier=data.attempt(f"Figure 7, {name}", partial(measure_frontier_shift, pair, split)),
-        mediation=data.attempt(f"Tables 3 and 4, {name}", partial(measure_mediation, pair, split)),
-        splits=data.attempt(
-            f"Figures 11 to 13, {name}", partial(_compare_other_splits, data, pair)
+        adjustment=paper_data.attempt(
+            f"Figure 1, {name}", partial(paper_data.compare_by_date, score_pair)
         ),
-        ranks=measure_rank_shift(pair),
+        gain=measure_gain(score_pair, split),
+        frontier=paper_data.attempt(
+            f"Figure 7, {name}", partial(measure_frontier_shift, score_pair, split)
+        ),
+        mediation=paper_data.attempt(
+            f"Tables 3 and 4, {name}", partial(measure_mediation, score_pair, split)
+        ),
     )
+
+
+def _shift_ranks(score_pair: ScorePair) -> RankShift:
+    if len(score_pair.cohort.models) < 2:
+        raise MissingScoresError("one model alone has no rank")
+    return measure_rank_shift(score_pair)
+
+
+def _split_by_date(cohort: Cohort) -> ModelSplit:
+    """Divide the models at the cut-off; fail where all are on one side of it."""
+    split = cohort.split_by_month(CUTOFF)
+    if split.size in (0, len(cohort.models)):
+        raise MissingScoresError("all models are on one side of November 2023")
+    return split
 
 
 def _select_older(cohort: Cohort) -> Cohort:
@@ -452,29 +531,29 @@ def _select_older(cohort: Cohort) -> Cohort:
     return cohort.select(cohort.select_names(is_older))
 
 
-def _measure_treatment(data: PaperData, benchmark: PaperBenchmark) -> TreatmentEffect:
+def _measure_treatment(paper_data: PaperData, benchmark: PaperBenchmark) -> TreatmentEffect:
     """Return figure 3: older models and their copies tuned for an epoch; then all tuned for two epochs more.
 
     A model keeps the best of its scores so far, as in all of the document's numbers.
     """
-
-    def require_scores(stage: str) -> dict[str, float]:
-        return data.scores.require(
-            f"{stage}/{benchmark.auxiliary}", benchmark.name, benchmark.metric
-        )
-
-    base_scores = data.scores.require("base", benchmark.name, benchmark.metric)
-    treated = _keep_best(require_scores("e1"), base_scores)
+    auxiliary = benchmark.auxiliary
+    stages = ("base", f"e1/{auxiliary}", f"e2/{auxiliary}", f"e1+2/{auxiliary}")
+    base_scores, after_one, after_two, after_one_and_two = paper_data.scores.require_stages(
+        stages, benchmark.name, benchmark.metric
+    )
+    treated = _keep_best(after_one, base_scores)
     return compare_treated_copies(
         benchmark.name,
         base_scores,
         treated,
-        _select_older(data.cohort.select(keep_names_in(data.cohort.models, base_scores))),
-        control_adjusted=_keep_best(require_scores("e2"), base_scores),
-        treated_adjusted=_keep_best(require_scores("e1+2"), treated),
+        _select_older(
+            paper_data.cohort.select(keep_names_in(paper_data.cohort.models, base_scores))
+        ),
+        control_adjusted=_keep_best(after_two, base_scores),
+        treated_adjusted=_keep_best(after_one_and_two, treated),
         chance=benchmark.chance,
-        draws=data.draws,
-        seed=data.seed,
+        draws=paper_data.draws,
+        seed=paper_data.seed,
     )
 
 
@@ -484,152 +563,181 @@ def _keep_best(
     return {model: max(score, earlier_scores.get(model, score)) for model, score in scores.items()}
 
 
-def _trace_emergence(data: PaperData, benchmark: PaperBenchmark) -> EmergenceCurve:
+def _trace_emergence(paper_data: PaperData, benchmark: PaperBenchmark) -> EmergenceCurve:
     """Return figure 8 or 19: the older models before training and at each step."""
-    base_scores = data.scores.require("base", benchmark.name, benchmark.metric)
-    steps = data.scores.require_steps(benchmark.steps_stage, benchmark.name, benchmark.metric)
+    base_scores = paper_data.scores.require("base", benchmark.name, benchmark.metric)
+    steps = paper_data.scores.require_steps(benchmark.steps_stage, benchmark.name, benchmark.metric)
     scores_by_examples: dict[int, Mapping[str, float]] = {0: base_scores}
     for step, scores in steps.items():
         scores_by_examples[BATCH * step] = scores
-    older = _select_older(data.cohort.select(keep_names_in(data.cohort.models, base_scores)))
-    return trace_emergence(benchmark.name, scores_by_examples, older, chance=benchmark.chance)
+    older = _select_older(
+        paper_data.cohort.select(keep_names_in(paper_data.cohort.models, base_scores))
+    )
+    return trace_emergence(
+        benchmark.name,
+        scores_by_examples,
+        older,
+        chance=benchmark.chance,
+        amounts_to_draw=[EXAMPLES_PRINTED],
+    )
 
 
-def _measure_saturation(data: PaperData, benchmark: PaperBenchmark) -> Saturation:
-    steps = data.scores.require_steps(benchmark.steps_stage, benchmark.name, benchmark.metric)
-    split = data.cohort.split_by_month(CUTOFF)
-    return measure_saturation(benchmark.name, steps, data.cohort, split)
+def _measure_saturation(paper_data: PaperData, benchmark: PaperBenchmark) -> Saturation:
+    steps = paper_data.scores.require_steps(benchmark.steps_stage, benchmark.name, benchmark.metric)
+    split = paper_data.cohort.split_by_month(CUTOFF)
+    return measure_saturation(benchmark.name, steps, paper_data.cohort, split)
 
 
-def _measure_discrimination(data: PaperData, benchmark: PaperBenchmark) -> Discrimination:
+def _measure_discrimination(paper_data: PaperData, benchmark: PaperBenchmark) -> Discrimination:
     """Return table 5 and figure 14: newer models as they are, older ones before and after 64,000 examples."""
-    base_scores = data.scores.require("base", benchmark.name, benchmark.metric)
-    steps = data.scores.require_steps(benchmark.steps_stage, benchmark.name, benchmark.metric)
+    base_scores = paper_data.scores.require("base", benchmark.name, benchmark.metric)
+    steps = paper_data.scores.require_steps(benchmark.steps_stage, benchmark.name, benchmark.metric)
     if STEPS_TO_DISCRIMINATE not in steps:
         files = (
             f"{benchmark.steps_stage}/evals/*/step_{STEPS_TO_DISCRIMINATE}/{benchmark.name}.json"
         )
         raise MissingScoresError(f"{files} are not there")
     tuned_scores = steps[STEPS_TO_DISCRIMINATE]
-    models = keep_names_in(data.cohort.models, base_scores)
-    cohort = data.cohort.select(models)
-    pair = ScorePair(
+    models = keep_names_in(paper_data.cohort.models, base_scores)
+    cohort = paper_data.cohort.select(models)
+    score_pair = ScorePair(
         task=benchmark.name,
         cohort=cohort,
         before=np.array([base_scores[model] for model in models]),
         after=np.array([tuned_scores.get(model, np.nan) for model in models]),
         chance=benchmark.chance,
     )
-    return measure_discrimination(pair, cohort.split_by_month(CUTOFF), seed=data.seed)
+    return measure_discrimination(score_pair, cohort.split_by_month(CUTOFF), seed=paper_data.seed)
 
 
-def _compare_instruct_models(data: PaperData, benchmark: PaperBenchmark) -> TaskAdjustment:
+def _compare_instruct_models(paper_data: PaperData, benchmark: PaperBenchmark) -> TaskAdjustment:
     """Return figure 20: instruction-tuned and chat models before and after adjustment."""
-    scored = keep_names_in(data.instruct.models, data.scores.list_models())
+    scored = keep_names_in(paper_data.instruct.models, paper_data.scores.published.list_models())
     if not scored:
         raise MissingScoresError("no instruction-tuned or chat model is among the models")
-    pair = data.pair_stages(
+    return paper_data.compare_stages(
         f"{benchmark.name} instruct",
         benchmark.name,
         benchmark.metric,
         ("base", benchmark.tuned_stage),
         benchmark.chance,
-        data.instruct,
+        paper_data.instruct,
     )
-    return data.compare_by_date(pair)
 
 
-def _compare_families(pair: ScorePair) -> FamilyComparison:
+def _compare_families(score_pair: ScorePair) -> FamilyComparison:
     families = {}
     for family, prefix in FAMILY_PREFIXES.items():
-        families[family] = [model for model in pair.cohort.models if model.startswith(prefix)]
-    return compare_families(pair, families)
+        families[family] = [model for model in score_pair.cohort.models if model.startswith(prefix)]
+    return compare_families(score_pair, families)
 
 
-def _compare_other_splits(data: PaperData, pair: ScorePair) -> SplitComparison:
+def _compare_other_splits(paper_data: PaperData, score_pair: ScorePair) -> SplitComparison:
     """Return figures 11 to 13: other cut-offs, and models trained on Chinese text too."""
-    splits: list[ModelSplit] = [pair.cohort.split_by_month(cutoff) for cutoff in OTHER_CUTOFFS]
-    splits.append(pair.cohort.split_by_column("language", "en+cn"))
+    splits: list[ModelSplit] = [
+        score_pair.cohort.split_by_month(cutoff) for cutoff in OTHER_CUTOFFS
+    ]
+    splits.append(score_pair.cohort.split_by_column("language", "en+cn"))
     comparisons = [
-        compare_groups(pair, split, draws=data.draws, seed=data.seed) for split in splits
+        compare_groups(score_pair, split, draws=paper_data.draws, seed=paper_data.seed)
+        for split in splits
     ]
     return SplitComparison(tuple(comparisons))
 
 
-def _compare_rates(data: PaperData, pair: ScorePair | None) -> RateBudget:
-    """Return figure 9: newer models at the best learning rate of a sweep, older ones at their own."""
-    rates = data.scores.find_learning_rates("mmlu", "acc")
-    rates = {model: by_rate for model, by_rate in rates.items() if model in data.cohort.models}
+def _compare_rates(paper_data: PaperData, score_pair: ScorePair | None) -> RateBudget:
+    """Return figure 9: newer models at the best learning rate of a sweep, older ones at that of figure 1."""
+    rates = paper_data.scores.find_learning_rates("mmlu", "acc")
+    rates = {
+        model: by_rate for model, by_rate in rates.items() if model in paper_data.cohort.models
+    }
     if not rates:
         raise MissingScoresError(
             "no stage is a sweep of learning rates (a folder or stage such as lr_6e-5/mmluaux)"
         )
-    if pair is None:
+    if score_pair is None:
         raise MissingScoresError("the scores before and after adjustment of figure 1 are not there")
-    split = pair.cohort.split_by_month(CUTOFF)
-    chosen = dict(zip(pair.cohort.models, pair.after.tolist(), strict=True))
+    split = score_pair.cohort.split_by_month(CUTOFF)
+    adjusted_scores = dict(zip(score_pair.cohort.models, score_pair.after.tolist(), strict=True))
     return compare_rates(
-        "mmlu", rates, pair, split, chosen=chosen, draws=data.draws, seed=data.seed
+        "mmlu",
+        rates,
+        score_pair,
+        split,
+        chosen=adjusted_scores,
+        draws=paper_data.draws,
+        seed=paper_data.seed,
     )
 
 
-def _analyze_leaderboard(data: PaperData) -> dict[str, TaskAdjustment]:
+def _analyze_leaderboard(paper_data: PaperData) -> dict[str, TaskAdjustment]:
     """Return figures 15 and 16, as far as there are scores of their tasks."""
     adjustments = {}
-    for name, task in LEADERBOARD.items():
+    for task_name, task in LEADERBOARD.items():
         stages = ("new_evals/base", f"new_evals/{task.auxiliary}")
-        make_pair = partial(
-            data.pair_stages, name, f"leaderboard_{name}", task.metric, stages, task.chance
+        compare = partial(
+            paper_data.compare_stages,
+            task_name,
+            f"leaderboard_{task_name}",
+            task.metric,
+            stages,
+            task.chance,
         )
-        pair = data.attempt(f"{task.figure.capitalize()}, {name}", make_pair)
-        if pair is not None:
-            adjustments[name] = data.compare_by_date(pair)
+        adjustment = paper_data.attempt(f"{task.figure.capitalize()}, {task_name}", compare)
+        if adjustment is not None:
+            adjustments[task_name] = adjustment
     return adjustments
 
 
-def _fit_forms(data: PaperData) -> dict[str, GroupScaling]:
+def _fit_forms(paper_data: PaperData) -> dict[str, GroupScaling]:
     """Return figure 4, left and middle, and figure 18: ARC and HellaSwag as cloze and as choice, by accuracy."""
-    fits = {}
-    for name in (*CLOZE_FORMS, *CHOICE_FORMS):
-        scaling = data.attempt(
-            f"Figures 4 and 18, {name}", partial(data.fit_before, name, name, "acc", 0.25)
+    fit_by_form = {}
+    for form_name in (*CLOZE_FORMS, *CHOICE_FORMS):
+        scaling = paper_data.attempt(
+            f"Figures 4 and 18, {form_name}",
+            partial(paper_data.fit_before, form_name, form_name, "acc", 0.25),
         )
         if scaling is not None:
-            fits[name] = scaling
-    return fits
+            fit_by_form[form_name] = scaling
+    return fit_by_form
 
 
-def _adjust_forms(data: PaperData) -> dict[str, TaskAdjustment]:
+def _adjust_forms(paper_data: PaperData) -> dict[str, TaskAdjustment]:
     """Return figure 4, right: both as choice, before and after adjustment."""
     adjustments = {}
-    for name in CHOICE_FORMS:
-        make_pair = partial(data.pair_stages, name, name, "acc", ("base", "e3/mmluaux"), 0.25)
-        pair = data.attempt(f"Figure 4, {name} after adjustment", make_pair)
-        if pair is not None:
-            adjustments[name] = data.compare_by_date(pair)
+    for form_name in CHOICE_FORMS:
+        compare = partial(
+            paper_data.compare_stages, form_name, form_name, "acc", ("base", "e3/mmluaux"), 0.25
+        )
+        adjustment = paper_data.attempt(f"Figure 4, {form_name} after adjustment", compare)
+        if adjustment is not None:
+            adjustments[form_name] = adjustment
     return adjustments
 
 
-def _fit_form_briers(data: PaperData) -> dict[str, GroupScaling]:
+def _fit_form_briers(paper_data: PaperData) -> dict[str, GroupScaling]:
     """Return figure 18, right: both as choice by Brier score."""
-    fits = {}
-    for name in CHOICE_FORMS:
-        scaling = data.attempt(
-            f"Figure 18, {name} by Brier score",
-            partial(data.fit_before, f"{name} brier_score", name, "brier_score", 0.75),
+    fit_by_form = {}
+    for form_name in CHOICE_FORMS:
+        scaling = paper_data.attempt(
+            f"Figure 18, {form_name} by Brier score",
+            partial(
+                paper_data.fit_before, f"{form_name} brier_score", form_name, "brier_score", 0.75
+            ),
         )
         if scaling is not None:
-            fits[name] = scaling
-    return fits
+            fit_by_form[form_name] = scaling
+    return fit_by_form
 
 
-def _list_missing_models(data: PaperData) -> list[MissingFigure]:
+def _list_missing_models(paper_data: PaperData) -> list[MissingFigure]:
     """Name the paper's base models that have no score."""
-    scored = set(data.scores.list_models())
+    scored = set(paper_data.scores.published.list_models())
     absent = []
     for facts in read_paper_models():
         if facts.kind == "base" and facts.name not in scored:
             absent.append(facts.name)
     if not absent:
         return []
-    return [MissingFigure(f"{', '.join(absent)} in every number", "no scores of them")]
+    names = join_first_names(absent, MODELS_LISTED)
+    return [MissingFigure(f"{names} in every number", "no scores of them")]

@@ -12,9 +12,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from potentia.analysis.stats.intervals import mean_interval
 from potentia.errors import InputError
 from potentia.papers.task_training.cohort import Cohort, ModelSplit
-from potentia.values.findings import Chart, Finding, Line, Plot, Table
+from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Table
 
 MIN_MODELS = 3  # of a side, for a mean with a standard error
 
@@ -27,8 +28,7 @@ class StepGain:
     last_step: int
     side: str  # "trained before 2023-11"
     models: int
-    mean: float
-    stderr: float
+    gain: Interval  # over families
 
 
 @dataclass(frozen=True)
@@ -40,31 +40,34 @@ class Saturation(Finding):
 
     def last_gains(self) -> tuple[StepGain, ...]:
         """Return the gains of the last two steps, a side each."""
-        last_step = max(gain.last_step for gain in self.gains)
-        return tuple(gain for gain in self.gains if gain.last_step == last_step)
+        last_step = max(step_gain.last_step for step_gain in self.gains)
+        return tuple(step_gain for step_gain in self.gains if step_gain.last_step == last_step)
 
     def tables(self) -> Sequence[Table]:
         """Return one row per pair of steps and side."""
-        rows = []
-        for gain in self.gains:
-            steps = f"{gain.first_step:,} to {gain.last_step:,}"
-            rows.append((steps, gain.side, gain.models, gain.mean, gain.stderr))
+        table_rows = []
+        for step_gain in self.gains:
+            steps = f"{step_gain.first_step:,} to {step_gain.last_step:,}"
+            table_rows.append((steps, step_gain.side, step_gain.models, step_gain.gain))
         note = (
-            "The mean over models scored at both steps, and its standard error. Training on the test task has "
-            "saturated where the last gains are zero."
+            "The mean over models scored at both steps, with its 95 % interval, clustered by family. Training on the "
+            "test task has saturated where the last gains are zero."
         )
-        columns = ("steps", "models", "n", "mean gain", "s.e.")
-        return (Table(f"{self.task}: does training on it saturate?", columns, rows, note),)
+        column_names = ("steps", "models", "n", "mean gain", "low", "high")
+        return (
+            Table(f"{self.task}: does training on it saturate?", column_names, table_rows, note),
+        )
 
     def charts(self) -> Sequence[Chart]:
         """Return the gain of each part of the training."""
         lines = []
-        for side in dict.fromkeys(gain.side for gain in self.gains):
-            gains = [gain for gain in self.gains if gain.side == side]
-            means = np.array([gain.mean for gain in gains])
-            errors = 1.96 * np.array([gain.stderr for gain in gains])
-            steps = [gain.last_step for gain in gains]
-            lines.append(Line(side, steps, means, low=means - errors, high=means + errors))
+        for side in dict.fromkeys(step_gain.side for step_gain in self.gains):
+            gains = [step_gain for step_gain in self.gains if step_gain.side == side]
+            steps = [step_gain.last_step for step_gain in gains]
+            means = np.array([step_gain.gain.value for step_gain in gains])
+            low = np.array([step_gain.gain.low for step_gain in gains])
+            high = np.array([step_gain.gain.high for step_gain in gains])
+            lines.append(Line(side, steps, means, low=low, high=high))
         chart = Plot(
             f"{self.task}-saturation",
             f"{self.task}: gain since the step before",
@@ -82,6 +85,7 @@ def measure_saturation(
 ) -> Saturation:
     """Measure what each part of the training gained, for the group of the split and for the others."""
     steps = sorted(scores_by_step)
+    family_by_model = dict(zip(cohort.models, cohort.family, strict=True))
     gains: list[StepGain] = []
     for first_step, last_step in pairwise(steps):
         first_scores = scores_by_step[first_step]
@@ -92,15 +96,15 @@ def measure_saturation(
             if len(models) < MIN_MODELS:
                 continue
             differences = np.array([last_scores[model] - first_scores[model] for model in models])
-            stderr = float(differences.std(ddof=1) / np.sqrt(len(models)))
+            labels = [family_by_model[model] for model in models]
+            step_gain = mean_interval(differences, labels)
             gains.append(
                 StepGain(
                     first_step=first_step,
                     last_step=last_step,
                     side=side,
                     models=len(models),
-                    mean=float(differences.mean()),
-                    stderr=stderr,
+                    gain=step_gain,
                 )
             )
     if not gains:

@@ -26,7 +26,7 @@ from potentia.papers.task_training.hinge_search import (
     profile_rss,
     search_hinges,
 )
-from potentia.values.findings import Cell, Interval
+from potentia.values.findings import Interval, TableValue
 from potentia.values.scores import Floats
 
 EFFECT_COLUMNS = ("models", "families", "θ", "s.e.", "by family", "p", "wild p")
@@ -76,14 +76,14 @@ class HingeFit:
 
     def predict(self, log_compute: npt.ArrayLike, *, member: bool = False) -> Floats:
         """Return the fitted score at these log₁₀ FLOPs, for a member of the group or for the others."""
-        x = np.asarray(log_compute, dtype=np.float64)
-        c = self.emergence.value
-        if np.isfinite(c):
-            rise = self.slope.value * np.maximum(0.0, x - c)
+        log_flops = np.asarray(log_compute, dtype=np.float64)
+        emergence = self.emergence.value
+        if np.isfinite(emergence):
+            predicted_rise = self.slope.value * np.maximum(0.0, log_flops - emergence)
         else:
-            rise = np.full_like(x, self.level)
+            predicted_rise = np.full_like(log_flops, self.level)
         shift = self.theta.value if member else 0.0
-        return np.asarray(self.chance + rise + shift)
+        return np.asarray(self.chance + predicted_rise + shift)
 
     @property
     def relative_effect(self) -> float:
@@ -95,16 +95,35 @@ class HingeFit:
         """The effect; NaN where there is no group."""
         return self.effect or UNKNOWN_COEFFICIENT
 
-    def effect_row(self) -> tuple[Cell, ...]:
+    def effect_row(self) -> tuple[TableValue, ...]:
         """Return the cells of ``EFFECT_COLUMNS``."""
         theta = self.theta
         errors = (theta.stderr, theta.clustered_stderr)
         return self.n, self.clusters, theta.value, *errors, theta.clustered_p, self.wild_p
 
-    def curve_row(self) -> tuple[Cell, ...]:
+    def curve_row(self) -> tuple[TableValue, ...]:
         """Return the cells of ``CURVE_COLUMNS``."""
-        bounds = f"{self.emergence_interval.low:.2f} – {self.emergence_interval.high:.2f}"
-        return self.slope.value, self.emergence.value, bounds, self.r2, self.r2_above_chance
+        emergence = _format_emergence(self.emergence.value)
+        bounds = _format_emergence_interval(self.emergence_interval)
+        return self.slope.value, emergence, bounds, self.r2, self.r2_above_chance
+
+
+def _format_emergence(log_flops: float) -> TableValue:
+    """Return a point of emergence as a table shows it: empty where no score rises above chance."""
+    if log_flops == -math.inf:
+        return "below all models"
+    return log_flops if math.isfinite(log_flops) else None
+
+
+def _format_emergence_interval(interval: Interval) -> str | None:
+    """Write the interval of a point of emergence; empty where the scores do not bound it."""
+    low = f"{interval.low:.2f}"
+    high = f"{interval.high:.2f}"
+    if math.isfinite(interval.low) and math.isfinite(interval.high):
+        return f"{low} – {high}"
+    if math.isfinite(interval.high):
+        return f"up to {high}"
+    return f"from {low}" if math.isfinite(interval.low) else None
 
 
 @dataclass(frozen=True)
@@ -118,8 +137,8 @@ class LogLinearFit:
 
     def predict(self, log_compute: npt.ArrayLike) -> Floats:
         """Return the fitted score at these log₁₀ FLOPs."""
-        x = np.asarray(log_compute, dtype=np.float64)
-        return np.asarray(self.intercept.value + self.slope.value * x)
+        log_flops = np.asarray(log_compute, dtype=np.float64)
+        return np.asarray(self.intercept.value + self.slope.value * log_flops)
 
 
 def fit_hinge(
@@ -138,84 +157,95 @@ def fit_hinge(
     ``group`` is N (0/1 or bool), ``families`` the clusters, ``draws`` the number of wild bootstrap samples (0: none).
     For a metric where lower is better (Brier score) the hinge falls from ``chance``; slope and θ keep that sign.
     """
-    x = np.asarray(log_compute, dtype=np.float64)
-    y = np.asarray(scores, dtype=np.float64)
-    g = None if group is None else np.asarray(group, dtype=np.float64)
-    _check_inputs(x, y, g)
+    log_flops = np.asarray(log_compute, dtype=np.float64)
+    score_values = np.asarray(scores, dtype=np.float64)
+    group_values = None if group is None else np.asarray(group, dtype=np.float64)
+    _check_inputs(log_flops, score_values, group_values)
     sign = 1.0 if higher_is_better else -1.0
-    above = sign * (y - chance)
-    hinge = search_hinges(x, above[None, :], g)
-    residuals = above - predict_above_chance(x, hinge, g)[0]
-    coefficients = _estimate_hinge(x, hinge, g, residuals, families)
-    rss = float(residuals @ residuals)
+    above = sign * (score_values - chance)
+    hinge = search_hinges(log_flops, above[None, :], group_values)
+    residuals = above - predict_above_chance(log_flops, hinge, group_values)[0]
+    coefficients = _estimate_hinge(log_flops, hinge, group_values, residuals, families)
+    residual_squares = float(residuals @ residuals)
     clusters = len(set(families or ()))
     effect = None
     if coefficients.effect is not None:
         effect = _flip_sign(coefficients.effect, sign)
-    fit = HingeFit(
-        n=len(x),
+    hinge_fit = HingeFit(
+        n=len(log_flops),
         clusters=clusters,
         chance=chance,
         slope=_flip_sign(coefficients.slope, sign),
         emergence=coefficients.emergence,
         effect=effect,
         emergence_interval=_invert_profile(
-            x, above, g, coefficients.emergence, rss=rss, clusters=clusters
+            log_flops,
+            above,
+            group_values,
+            coefficients.emergence,
+            least_squares=residual_squares,
+            clusters=clusters,
         ),
-        r2=_compute_r2(y, residuals),
-        r2_above_chance=1 - rss / float(above @ above) if above.any() else math.nan,
-        spread=float(y.max() - y.min()),
+        r2=_compute_r2(score_values, residuals),
+        r2_above_chance=1 - residual_squares / float(above @ above) if above.any() else math.nan,
+        spread=float(score_values.max() - score_values.min()),
         level=sign * float(hinge.level[0]),
     )
     # The signs of one family alone tell nothing.
-    if draws <= 0 or g is None or families is None or clusters < 2:
-        return fit
-    wild_p = compute_wild_p(x, above, g, families, hinge, draws=draws, seed=seed)
-    return replace(fit, wild_p=wild_p)
+    if draws <= 0 or group_values is None or families is None or clusters < 2:
+        return hinge_fit
+    wild_p = compute_wild_p(log_flops, above, group_values, families, hinge, draws=draws, seed=seed)
+    return replace(hinge_fit, wild_p=wild_p)
 
 
 def fit_log_linear(
     log_compute: npt.ArrayLike, scores: npt.ArrayLike, *, families: Sequence[str] | None = None
 ) -> LogLinearFit:
     """Fit a straight line in log₁₀ compute by least squares."""
-    x = np.asarray(log_compute, dtype=np.float64)
-    y = np.asarray(scores, dtype=np.float64)
-    _check_inputs(x, y, None)
-    (intercept, slope), _ = fit_linear(np.column_stack([np.ones_like(x), x]), y, families)
-    r2 = _compute_r2(y, y - intercept.value - slope.value * x)
-    return LogLinearFit(n=len(x), intercept=intercept, slope=slope, r2=r2)
+    log_flops = np.asarray(log_compute, dtype=np.float64)
+    score_values = np.asarray(scores, dtype=np.float64)
+    _check_inputs(log_flops, score_values, None)
+    (intercept, slope), _ = fit_linear(
+        np.column_stack([np.ones_like(log_flops), log_flops]), score_values, families
+    )
+    r2 = _compute_r2(score_values, score_values - intercept.value - slope.value * log_flops)
+    return LogLinearFit(n=len(log_flops), intercept=intercept, slope=slope, r2=r2)
 
 
 def fit_linear(
-    X: Floats, y: Floats, families: Sequence[str] | None
+    design: Floats, outcomes: Floats, families: Sequence[str] | None
 ) -> tuple[list[Coefficient], float]:
-    """Return ordinary least squares of ``y`` on ``X`` (which holds its own constant), with R² about the mean."""
-    values = np.linalg.lstsq(X, y, rcond=None)[0]
-    plain, clustered = _estimate_covariances(X, y, families)
+    """Return least squares of ``outcomes`` on ``design`` (which holds its own constant), with R² about the mean."""
+    solution = np.linalg.lstsq(design, outcomes, rcond=None)[0]
+    plain, clustered = _estimate_covariances(design, outcomes, families)
     coefficients = [
-        _combine_coefficients(value, unit, plain, clustered)
-        for value, unit in zip(values, np.eye(len(values)), strict=True)
+        _combine_coefficients(value, unit_vector, plain, clustered)
+        for value, unit_vector in zip(solution, np.eye(len(solution)), strict=True)
     ]
-    return coefficients, _compute_r2(y, y - X @ values)
+    return coefficients, _compute_r2(outcomes, outcomes - design @ solution)
 
 
-def _compute_r2(y: Floats, residuals: Floats) -> float:
+def _compute_r2(outcomes: Floats, residuals: Floats) -> float:
     """Return the share of the variance that a fit explains; NaN where the scores do not vary."""
-    total = float(np.sum((y - y.mean()) ** 2))
+    total = float(np.sum((outcomes - outcomes.mean()) ** 2))
     if total == 0:
         return math.nan
     return 1 - float(residuals @ residuals) / total
 
 
-def _check_inputs(x: Floats, y: Floats, g: Floats | None) -> None:
-    if x.shape != y.shape or x.ndim != 1 or (g is not None and g.shape != x.shape):
+def _check_inputs(log_flops: Floats, score_values: Floats, group_values: Floats | None) -> None:
+    if (
+        log_flops.shape != score_values.shape
+        or log_flops.ndim != 1
+        or (group_values is not None and group_values.shape != log_flops.shape)
+    ):
         raise InputError("compute, scores and group need one value per model")
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+    if not (np.isfinite(log_flops).all() and np.isfinite(score_values).all()):
         raise InputError("compute or a score is missing", hint="drop models without a score first")
-    distinct = len(np.unique(x))
+    distinct = len(np.unique(log_flops))
     if distinct <= MIN_ABOVE:
         raise InputError(f"{distinct} models of different compute are too few for a scaling fit")
-    if g is not None and (g.min() == g.max()):
+    if group_values is not None and (group_values.min() == group_values.max()):
         raise InputError(
             "all models are on one side of the split", hint="choose another cut-off or column"
         )
@@ -246,38 +276,38 @@ class CovarianceEstimate:
 
 
 def _estimate_hinge(
-    x: Floats,
+    log_flops: Floats,
     hinge: HingeBatch,
-    g: Floats | None,
+    group_values: Floats | None,
     residuals: Floats,
     families: Sequence[str] | None,
 ) -> HingeCoefficients:
     """Return slope, point of emergence and group effect with errors and p of the same fit.
 
-    A hinge is linear above c: level a + α·x there, and c = −a/α, whose error follows from theirs (delta method).
+    A hinge is linear above c: level a + α·compute there, and c = −a/α, whose error follows from theirs (delta method).
     """
-    B = linear_basis(x, hinge.emergence, g)[0]
-    alpha = float(hinge.slope[0])
-    c = float(hinge.emergence[0])
-    middle = float(np.mean(x))
-    if np.isfinite(c):
-        height = alpha * (middle - c)  # of the line in the middle of x
+    basis = linear_basis(log_flops, hinge.emergence, group_values)[0]
+    slope = float(hinge.slope[0])
+    emergence_point = float(hinge.emergence[0])
+    middle = float(np.mean(log_flops))
+    if np.isfinite(emergence_point):
+        height = slope * (middle - emergence_point)  # of the line at the mean compute
     else:
         height = float(hinge.level[0])
-    values = np.array([alpha, height])
-    if g is not None:
-        values = np.array([alpha, height, hinge.effect[0]])
-    plain, clustered = _estimate_covariances(B, B @ values + residuals, families)
-    units = np.eye(len(values))
-    emergence = Coefficient(c, math.nan, math.nan)
-    if np.isfinite(c) and alpha != 0:
-        gradient = (units[1] + (c - middle) * units[0]) / alpha
-        emergence = _combine_coefficients(c, gradient, plain, clustered)
+    solution = np.array([slope, height])
+    if group_values is not None:
+        solution = np.array([slope, height, hinge.effect[0]])
+    plain, clustered = _estimate_covariances(basis, basis @ solution + residuals, families)
+    units = np.eye(len(solution))
+    emergence = Coefficient(emergence_point, math.nan, math.nan)
+    if np.isfinite(emergence_point) and slope != 0:
+        gradient = (units[1] + (emergence_point - middle) * units[0]) / slope
+        emergence = _combine_coefficients(emergence_point, gradient, plain, clustered)
     effect = None
-    if g is not None:
-        effect = _combine_coefficients(values[2], units[2], plain, clustered)
+    if group_values is not None:
+        effect = _combine_coefficients(solution[2], units[2], plain, clustered)
     return HingeCoefficients(
-        slope=_combine_coefficients(alpha, units[0], plain, clustered),
+        slope=_combine_coefficients(slope, units[0], plain, clustered),
         emergence=emergence,
         effect=effect,
     )
@@ -287,12 +317,12 @@ def _combine_coefficients(
     value: float, weights: Floats, plain: CovarianceEstimate, clustered: CovarianceEstimate
 ) -> Coefficient:
     """Return a linear combination of coefficients, which is worth ``value``, with its errors and p-values."""
-    stderr, p = _test_combination(value, weights, plain)
+    stderr, p_value = _test_combination(value, weights, plain)
     clustered_stderr, clustered_p = _test_combination(value, weights, clustered)
     return Coefficient(
         value=float(value),
         stderr=stderr,
-        p=p,
+        p=p_value,
         clustered_stderr=clustered_stderr,
         clustered_p=clustered_p,
     )
@@ -311,7 +341,7 @@ def _test_combination(
 
 
 def _estimate_covariances(
-    X: Floats, y: Floats, families: Sequence[str] | None
+    X: Floats, outcomes: Floats, families: Sequence[str] | None
 ) -> tuple[CovarianceEstimate, CovarianceEstimate]:
     """Return the plain and the family-clustered covariance of the coefficients; NaN where unknown.
 
@@ -329,14 +359,14 @@ def _estimate_covariances(
         design = X[:, is_used]
         inverse = np.linalg.pinv(design)
         bread = inverse @ inverse.T  # (XᵀX)⁻¹
-        residuals = y - design @ (inverse @ y)
-        degrees = float(len(y) - np.linalg.matrix_rank(design))
+        residuals = outcomes - design @ (inverse @ outcomes)
+        degrees = float(len(outcomes) - np.linalg.matrix_rank(design))
         if degrees > 0:
             plain[np.ix_(is_used, is_used)] = bread * (residuals @ residuals / degrees)
         if degrees > 0 and len(set(families or ())) > 1:
             meat, families_count = _sum_family_scores(design, residuals, families or ())
             correction = families_count / (families_count - 1)
-            correction *= (len(y) - 1) / (len(y) - design.shape[1])
+            correction *= (len(outcomes) - 1) / (len(outcomes) - design.shape[1])
             clustered[np.ix_(is_used, is_used)] = correction * bread @ meat @ bread
             cluster_degrees = float(families_count - 1)
     return CovarianceEstimate(plain, degrees), CovarianceEstimate(clustered, cluster_degrees)
@@ -348,21 +378,21 @@ def _sum_family_scores(
     """Return the outer products of the families' summed scores, added up, and the number of families."""
     codes = np.unique(np.asarray(families), return_inverse=True)[1]
     families_count = int(codes.max()) + 1
-    sums = np.zeros((families_count, design.shape[1]))
-    np.add.at(sums, codes, design * residuals[:, None])
-    return sums.T @ sums, families_count
+    family_sums = np.zeros((families_count, design.shape[1]))
+    np.add.at(family_sums, codes, design * residuals[:, None])
+    return family_sums.T @ family_sums, families_count
 
 
 # --- the interval of the point of emergence --------------------------------------------------------------------------
 
 
 def _invert_profile(
-    x: Floats,
+    log_flops: Floats,
     above: Floats,
-    g: Floats | None,
+    group_values: Floats | None,
     emergence: Coefficient,
     *,
-    rss: float,
+    least_squares: float,
     clusters: int,
 ) -> Interval:
     """Return every c_e that the F test does not reject; open (infinite) where the data set no bound.
@@ -370,10 +400,10 @@ def _invert_profile(
     Models of a family resemble each other: the test allows for as much more variance of c_e as the clustered error
     shows, and counts families instead of models.
     """
-    best = emergence.value
-    if not np.isfinite(best):
-        return Interval(best, -np.inf, np.inf)
-    residual_degrees = len(x) - (2 if g is None else 3)
+    best_emergence = emergence.value
+    if not np.isfinite(best_emergence):
+        return Interval(best_emergence, -np.inf, np.inf)
+    residual_degrees = len(log_flops) - (2 if group_values is None else 3)
     error_ratio = math.nan
     if emergence.stderr > 0:
         error_ratio = emergence.clustered_stderr / emergence.stderr
@@ -383,22 +413,28 @@ def _invert_profile(
         variance_factor = max(1.0, error_ratio**2)
         test_degrees = clusters - 1
     quantile = float(stats.f.ppf(0.95, 1, test_degrees))
-    limit = rss * (1 + variance_factor * quantile / residual_degrees)
-    span = np.ptp(x)
-    far = x.min() - span * np.geomspace(0.1, 1e4, 300)  # below all x, profiles hardly change
-    largest = np.unique(x)[-MIN_ABOVE]  # that c_e may be
-    near = np.linspace(x.min() - 0.1 * span, largest, 3001)
-    points = np.unique(np.concatenate([far, near, [best]]))
-    excess = profile_rss(x, above, g, points) - limit
+    limit = least_squares * (1 + variance_factor * quantile / residual_degrees)
+    compute_span = np.ptp(log_flops)
+    far_points = log_flops.min() - compute_span * np.geomspace(
+        0.1, 1e4, 300
+    )  # below all models, profiles hardly change
+    largest = np.unique(log_flops)[-MIN_ABOVE]  # that c_e may be
+    near_points = np.linspace(log_flops.min() - 0.1 * compute_span, largest, 3001)
+    points = np.unique(np.concatenate([far_points, near_points, [best_emergence]]))
+    excess = profile_rss(log_flops, above, group_values, points) - limit
     accepted = np.flatnonzero(excess <= 0)
     if len(accepted) == 0:
-        return Interval(best, best, best)
-    first = int(accepted[0])
-    last = int(accepted[-1])
-    low = -np.inf if first == 0 else _interpolate_crossing(points, excess, first - 1)
-    is_open = last == len(points) - 1 and excess[last] < 0
-    high = np.inf if is_open else _interpolate_crossing(points, excess, last)
-    return Interval(best, low, high)
+        return Interval(best_emergence, best_emergence, best_emergence)
+    first_accepted = int(accepted[0])
+    last_accepted = int(accepted[-1])
+    low = (
+        -np.inf
+        if first_accepted == 0
+        else _interpolate_crossing(points, excess, first_accepted - 1)
+    )
+    is_open = last_accepted == len(points) - 1 and excess[last_accepted] < 0
+    high = np.inf if is_open else _interpolate_crossing(points, excess, last_accepted)
+    return Interval(best_emergence, low, high)
 
 
 def _interpolate_crossing(points: Floats, excess: Floats, index: int) -> float:
@@ -415,9 +451,9 @@ def _interpolate_crossing(points: Floats, excess: Floats, index: int) -> float:
 
 
 def compute_wild_p(
-    x: Floats,
+    log_flops: Floats,
     above: Floats,
-    g: Floats,
+    group_values: Floats,
     families: Sequence[str],
     hinge: HingeBatch,
     *,
@@ -429,39 +465,41 @@ def compute_wild_p(
     clusters = (codes[None, :] == np.arange(codes.max() + 1)[:, None]).astype(np.float64)
     rng = np.random.default_rng(seed)
     weights = _draw_cluster_weights(len(clusters), draws, rng)[:, codes]
-    observed = _compute_effect_t(x, above[None, :], g, clusters, hinge)[0]
-    without_effect = search_hinges(x, above[None, :], None)
-    null_fit = predict_above_chance(x, without_effect, None)[0]
+    observed = _compute_effect_t(log_flops, above[None, :], group_values, clusters, hinge)[0]
+    without_effect = search_hinges(log_flops, above[None, :], None)
+    null_fit = predict_above_chance(log_flops, without_effect, None)[0]
     under_null = null_fit + weights * (above - null_fit)
-    null_hinges = search_hinges(x, under_null, g)
-    t_statistics = _compute_effect_t(x, under_null, g, clusters, null_hinges)
+    null_hinges = search_hinges(log_flops, under_null, group_values)
+    t_statistics = _compute_effect_t(log_flops, under_null, group_values, clusters, null_hinges)
     reaching = int(np.sum(np.abs(t_statistics) >= abs(observed)))
     return (1 + reaching) / (draws + 1)
 
 
 def _compute_effect_t(
-    x: Floats, Y: Floats, g: Floats, clusters: Floats, hinges: HingeBatch
+    log_flops: Floats, outcomes: Floats, group_values: Floats, clusters: Floats, hinges: HingeBatch
 ) -> Floats:
     """Return θ's t statistics by clustered standard errors, one per draw."""
-    residuals = Y - predict_above_chance(x, hinges, g)
-    errors = clustered_stderr(linear_basis(x, hinges.emergence, g), residuals, clusters)
+    residuals = outcomes - predict_above_chance(log_flops, hinges, group_values)
+    errors = clustered_stderr(
+        linear_basis(log_flops, hinges.emergence, group_values), residuals, clusters
+    )
     effect_error = errors[:, -1]
     return np.asarray(hinges.effect / np.maximum(effect_error, 1e-12))
 
 
-def clustered_stderr(J: Floats, residuals: Floats, clusters: Floats) -> Floats:
+def clustered_stderr(jacobian: Floats, residuals: Floats, clusters: Floats) -> Floats:
     """Return cluster-robust standard errors (CR1), one row per draw; ``clusters`` is (clusters, models) of 0 and 1.
 
     One cluster says nothing of how clusters differ: its errors are NaN.
     """
-    _, n, k = J.shape
-    count = len(clusters)
-    if count < 2:
-        return np.full((len(J), k), np.nan)
-    bread = np.linalg.pinv(np.einsum("bnk,bnl->bkl", J, J), hermitian=True)
-    sums = np.einsum("gn,bnk->bgk", clusters, J * residuals[:, :, None])
-    meat = np.einsum("bgk,bgl->bkl", sums, sums)
-    scale = count / (count - 1) * (n - 1) / (n - k)
+    _, models, coefficients = jacobian.shape
+    cluster_count = len(clusters)
+    if cluster_count < 2:
+        return np.full((len(jacobian), coefficients), np.nan)
+    bread = np.linalg.pinv(np.einsum("bnk,bnl->bkl", jacobian, jacobian), hermitian=True)
+    cluster_sums = np.einsum("gn,bnk->bgk", clusters, jacobian * residuals[:, :, None])
+    meat = np.einsum("bgk,bgl->bkl", cluster_sums, cluster_sums)
+    scale = cluster_count / (cluster_count - 1) * (models - 1) / (models - coefficients)
     variance = np.einsum("bkl,blm,bmk->bk", bread, meat, bread) * scale
     return np.asarray(np.sqrt(np.clip(variance, 0.0, None)))
 

@@ -15,4 +15,9 @@ def reproduce_paper(request: ReproductionRequest) -> Finding:
     return reproduce_train_before_test(scores, resamples=request.resamples or 1000)
 
 
-TRAIN_BEFORE_TEST_REPRODUCTION = PaperReproduction(reproduce_paper, files=("SCORES",))
+TRAIN_BEFORE_TEST_REPRODUCTION = PaperReproduction(
+    reproduce_paper,
+    files=("SCORES",),
+    where_published="this is the file of published scores, notebooks/all_results.json of"
+    " github.com/socialfoundations/lm-harmony (docs/reproduce.md#get-the-score-files)",
+)

@@ -42,6 +42,12 @@ CORPORA = ("arxiv_2025", "wiki_2025", "stackexchange_2025")
 FAMILIES = ("llama", "pythia", "qwen", "gemma", "yi")  # of table 8
 ALIGNED_TASKS = ("nq_open", "arc_challenge")  # of figure 1
 MIN_FAMILY = 4  # models of a family, for table 7
+# Findings by the names that JSON and figures give them.
+CHANGE = "change"
+FROM_FEW_SHOT = "change from few-shot"
+BY_SIZE = "by size"
+BY_FAMILY = "by family"
+LARGE_TESTS = "large tests"
 AGREEMENT_WORDS = {True: "yes", False: "NO", None: "–"}
 
 
@@ -105,7 +111,7 @@ class PaperFindings:
     compute: ComputeFit | None = None
     alignment: dict[str, Alignment] = field(default_factory=dict)
 
-    def named(self) -> dict[str, Finding]:
+    def findings_by_name(self) -> dict[str, Finding]:
         """Return every finding under a name of its own, in reading order."""
         findings: dict[str, Finding] = {}
         for protocol in self.agreement:
@@ -115,10 +121,10 @@ class PaperFindings:
             findings[f"tau-b {protocol}"] = self.tau_b[protocol]
         findings |= self.changes
         findings |= self.groups
-        for name, comparison in self.perplexity.items():
-            findings[f"perplexity {name}"] = comparison
-        for name, components in self.family_components.items():
-            findings[f"components {name}"] = components
+        for model_kind, comparison in self.perplexity.items():
+            findings[f"perplexity {model_kind}"] = comparison
+        for model_kind, components in self.family_components.items():
+            findings[f"components {model_kind}"] = components
         if self.compute is not None:
             findings["compute"] = self.compute
         for protocol, alignment in self.alignment.items():
@@ -146,14 +152,18 @@ class TrainBeforeTestPaper(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one table per place in the paper, then a summary."""
-        columns = ("number", "paper", "ours", "ours, exact", "same", "definition")
+        column_names = ("number", "paper", "ours", "ours, exact", "same", "definition")
         rows_by_place: dict[str, list[tuple[str | None, ...]]] = {}
         for check in self.checks:
             rows_by_place.setdefault(check.where, []).append(check.to_row())
-        tables = [Table(where, columns, rows) for where, rows in rows_by_place.items()]
-        return [*tables, self._summarize()]
+        tables = [
+            Table(location, column_names, table_rows)
+            for location, table_rows in rows_by_place.items()
+        ]
+        return [*tables, self.summarize()]
 
-    def _summarize(self) -> Table:
+    def summarize(self) -> Table:
+        """Return how many numbers are the paper's, and which differ."""
         agreeing = sum(check.same is True for check in self.checks)
         not_in_scores = sum(bool(np.isnan(check.ours)) for check in self.checks)
         not_printed = sum(bool(np.isnan(check.paper)) for check in self.checks)
@@ -161,10 +171,21 @@ class TrainBeforeTestPaper(Finding):
             ("the same at the paper's digits", agreeing),
             ("different", len(self.differing)),
             ("printed in the paper, not in these scores", not_in_scores),
-            ("ours only: the paper's figure is a picture", not_printed),
+            ("ours only: the paper prints none, or a picture", not_printed),
         )
         title = f"Train-before-test from {self.models} models × {self.tasks} benchmarks"
-        return Table(title, ("numbers", "count"), counts)
+        return Table(title, ("numbers", "count"), counts, self.name_differing())
+
+    def name_differing(self) -> str:
+        """Say which numbers differ from the paper's, with both."""
+        if not self.differing:
+            return "No number differs from the paper's."
+        named = []
+        for check in self.differing:
+            printed = _format_number(check.paper, check.digits)
+            ours = _format_number(check.ours, check.digits)
+            named.append(f"{check.where}, {check.what}: {ours}, printed {printed}")
+        return f"Different from the paper: {'; '.join(named)}."
 
     def charts(self) -> Sequence[Chart]:
         """Return the figures of the paper, drawn from the published scores."""
@@ -184,7 +205,16 @@ def _format_number(value: float, digits: int) -> str | None:
 def reproduce_train_before_test(
     scores: Mapping[Protocol, ScoreMatrix], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> TrainBeforeTestPaper:
-    """Compute every number of the paper that ``scores`` can give; a few_shot matrix, where there is one, joins in."""
+    """Compute every number of the paper that ``scores`` can give; a few_shot matrix, where there is one, joins in.
+
+    Args:
+        scores: Protocol → matrix; a few-shot matrix, where there is one, joins in.
+        resamples: Of the bootstrap.
+        seed: Of the bootstrap.
+
+    Example:
+        >>> potentia.reproduce_train_before_test(potentia.read("all_results.json").scores).to_frame()
+    """
     from potentia.papers.train_before_test.comparison import compare_with_paper
 
     missing = drop_names_in(PROTOCOLS, scores)
@@ -196,6 +226,11 @@ def reproduce_train_before_test(
     matrices: dict[str, ScoreMatrix] = {}
     for protocol in PROTOCOLS:
         matrices[protocol] = _select_benchmarks(scores[protocol])
+        if len(matrices[protocol].models) < 2:
+            raise InputError(
+                f"fewer than two models have scores {protocol.phrase}: there is no ranking",
+                hint="the reproduction needs the scores of several models, as published with the paper",
+            )
     few_shot = _find_few_shot(scores)
     if few_shot is not None:
         matrices[FEW_SHOT] = few_shot
@@ -205,14 +240,14 @@ def reproduce_train_before_test(
         models=len(direct.models),
         tasks=len(direct.tasks),
         checks=tuple(compare_with_paper(scores, matrices, findings)),
-        findings=findings.named(),
+        findings=findings.findings_by_name(),
     )
 
 
 def _select_benchmarks(matrix: ScoreMatrix) -> ScoreMatrix:
     """Return the benchmarks without the corpora, in the order of table 5."""
-    others = drop_names_in(matrix.tasks, {*PRINTED.TABLE_5, *CORPORA})
-    return matrix.select(tasks=[*keep_names_in(PRINTED.TABLE_5, matrix.tasks), *others])
+    unlisted_tasks = drop_names_in(matrix.tasks, {*PRINTED.TABLE_5, *CORPORA})
+    return matrix.select(tasks=[*keep_names_in(PRINTED.TABLE_5, matrix.tasks), *unlisted_tasks])
 
 
 def _find_few_shot(scores: Mapping[Protocol, ScoreMatrix]) -> ScoreMatrix | None:
@@ -242,13 +277,13 @@ def _compute_findings(
     categories = {
         benchmark.task: benchmark.category for benchmark in benchmarks() if benchmark.category
     }
-    for name, matrix in matrices.items():
-        findings.agreement[name] = measure_agreement(
+    for protocol, matrix in matrices.items():
+        findings.agreement[protocol] = measure_agreement(
             matrix, categories=categories, sampling=sampling
         )
-        findings.significance[name] = measure_significance(matrix)
-        findings.components[name] = compute_components(matrix, sampling=sampling)
-        findings.tau_b[name] = measure_agreement(
+        findings.significance[protocol] = measure_significance(matrix)
+        findings.components[protocol] = compute_components(matrix, sampling=sampling)
+        findings.tau_b[protocol] = measure_agreement(
             matrix, method=SIGNIFICANT, categories=categories, sampling=sampling
         )
     compute = _fit_compute(findings.components[TRAIN_BEFORE_TEST], facts, sampling)
@@ -262,13 +297,11 @@ def _compare_protocols(
     direct = matrices[DIRECT]
     tuned = matrices[TRAIN_BEFORE_TEST]
     changes = {
-        "change": compare_agreement(direct, tuned, sampling=sampling),
+        CHANGE: compare_agreement(direct, tuned, sampling=sampling),
         "tau-b change": compare_agreement(direct, tuned, method=SIGNIFICANT, sampling=sampling),
     }
     if FEW_SHOT in matrices:
-        changes["change from few-shot"] = compare_agreement(
-            matrices[FEW_SHOT], tuned, sampling=sampling
-        )
+        changes[FROM_FEW_SHOT] = compare_agreement(matrices[FEW_SHOT], tuned, sampling=sampling)
     return changes
 
 
@@ -276,24 +309,26 @@ def _group_models(
     matrices: Sequence[ScoreMatrix], facts: Mapping[str, ModelFacts], sampling: Sampling
 ) -> dict[str, GroupAgreement]:
     """Return tables 6 and 7 and appendix B.5: models of one size or family, and benchmarks with large tests."""
-    billions = {model: known.size / 1e9 for model, known in facts.items() if known.size}
+    billions = {
+        model: model_facts.size / 1e9 for model, model_facts in facts.items() if model_facts.size
+    }
     sizes = groups.name_size_bins(billions)
-    families = {model: known.family for model, known in facts.items()}
+    families = {model: model_facts.family for model, model_facts in facts.items()}
     return {
-        "by size": groups.agreement_by_models(
+        BY_SIZE: groups.agreement_by_models(
             matrices,
             sizes,
-            by="size in billions",
+            grouping="size in billions",
             order=groups.sort_size_bins(sizes.values()),
             sampling=sampling,
         ),
-        "by family": groups.agreement_by_models(
-            matrices, families, by="family", at_least=MIN_FAMILY, sampling=sampling
+        BY_FAMILY: groups.agreement_by_models(
+            matrices, families, grouping="family", at_least=MIN_FAMILY, sampling=sampling
         ),
-        "large tests": groups.agreement_by_tasks(
+        LARGE_TESTS: groups.agreement_by_tasks(
             matrices,
-            {"over 2,000 items": PRINTED.LARGE_TESTS},
-            by="test set size",
+            {"over 2,000 examples": PRINTED.LARGE_TESTS},
+            grouping="test set size",
             sampling=sampling,
         ),
     }
@@ -311,17 +346,20 @@ def _compare_perplexity(
         return {}
     comparisons = {}
     for protocol in PROTOCOLS:
-        bits = scores[protocol].select(tasks=corpora)
-        comparisons[str(protocol)] = compare_perplexity(bits, matrices[protocol], sampling=sampling)
+        bits_per_byte = scores[protocol].select(tasks=corpora)
+        comparisons[str(protocol)] = compare_perplexity(
+            bits_per_byte, matrices[protocol], averages_all_tasks=True, sampling=sampling
+        )
     bits_before = scores[DIRECT].select(tasks=corpora)
-    for kind in ("base", "instruct"):
-        members = {model for model, known in facts.items() if known.kind == kind}
+    for model_kind in ("base", "instruct"):
+        members = {model for model, model_facts in facts.items() if model_facts.kind == model_kind}
         if members:
-            comparisons[kind] = compare_perplexity(
+            comparisons[model_kind] = compare_perplexity(
                 bits_before,
                 matrices[TRAIN_BEFORE_TEST],
                 models=members,
-                group=kind,
+                group=model_kind,
+                averages_all_tasks=True,
                 sampling=sampling,
             )
     return comparisons
@@ -354,13 +392,13 @@ def _fit_compute(
     The paper knew the tokens of its own tables alone; what was published since is marked in the facts' sources.
     """
     flops = {}
-    for model, known in facts.items():
-        was_published_later = any(source.startswith("tokens:") for source in known.sources)
-        if known.flops and not was_published_later:
-            flops[model] = known.flops
+    for model, model_facts in facts.items():
+        was_published_later = any(source.startswith("tokens:") for source in model_facts.sources)
+        if model_facts.flops and not was_published_later:
+            flops[model] = model_facts.flops
     if len(keep_names_in(tuned.models, flops)) <= 2:
         return None
-    families = {model: known.family for model, known in facts.items()}
+    families = {model: model_facts.family for model, model_facts in facts.items()}
     return fit_compute(tuned, flops, families=families, sampling=sampling)
 
 
@@ -368,10 +406,13 @@ def _align_rankings(
     matrices: Mapping[str, ScoreMatrix], facts: Mapping[str, ModelFacts]
 ) -> dict[str, Alignment]:
     """Return figure 1: the rankings of two benchmarks, aligned."""
-    families = {model: known.family for model, known in facts.items()}
+    families = {model: model_facts.family for model, model_facts in facts.items()}
     alignments = {}
     for protocol in PROTOCOLS:
         matrix = matrices[protocol]
-        if set(ALIGNED_TASKS) <= set(matrix.tasks):
+        if not set(ALIGNED_TASKS) <= set(matrix.tasks):
+            continue
+        task_pair = matrix.select(tasks=ALIGNED_TASKS).drop_incomplete_models()
+        if np.isfinite(task_pair.stderr).all():  # what noise could explain takes standard errors
             alignments[str(protocol)] = align_rankings(matrix, *ALIGNED_TASKS, families=families)
     return alignments
