@@ -34,6 +34,7 @@ import tiny
 from drivers import Driver, Nursery
 from potentia.errors import PotentiaError
 from potentia.store import Store
+from speed import PATIENCE
 
 Scores = dict[tuple[str, str, str], tuple[float, float]]
 
@@ -142,9 +143,9 @@ class World:
     def place(self) -> Path:
         """Return a new folder."""
         self.made += 1
-        place = self.folder / f"place-{self.made}"
-        place.mkdir()
-        return place
+        new_folder = self.folder / f"place-{self.made}"
+        new_folder.mkdir()
+        return new_folder
 
     def store(self, kind: str) -> str:
         """Return the place of a store that is not there yet."""
@@ -251,10 +252,10 @@ def lost_database(world: World, kind: str, stream: random.Random) -> None:
         time.sleep(stream.uniform(0.5, 4.0))
         world.server.start()
     elif Path(store).exists():
-        with contextlib.closing(sqlite3.connect(store, timeout=30)) as other:
-            other.execute("BEGIN EXCLUSIVE")
+        with contextlib.closing(sqlite3.connect(store, timeout=30)) as connection:
+            connection.execute("BEGIN EXCLUSIVE")
             time.sleep(stream.uniform(0.5, 4.0))
-            other.rollback()
+            connection.rollback()
     assert driver.wait() == 0, driver.said
     assert "Traceback" not in driver.said, driver.said
     check(store, world.expected)
@@ -264,7 +265,7 @@ def lost_database(world: World, kind: str, stream: random.Random) -> None:
 PHASES = (
     ("lease", ""),
     ("phase", "loading"),
-    ("phase", "direct"),
+    ("phase", "scoring"),
     ("cell", ""),
     ("phase", "validating"),
     ("phase", "tuning"),
@@ -312,13 +313,13 @@ def node_loss(world: World, kind: str, stream: random.Random) -> None:
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
-        other = cluster.add_node(num_cpus=1)
+        new_node = cluster.add_node(num_cpus=1)
         driver = world.drive(store, "--executor", "ray", RAY_ADDRESS=cluster.address)
-        end = time.monotonic() + 240
+        end = time.monotonic() + PATIENCE
         while driver.alive and driver.said.count("] m") < 2 and time.monotonic() < end:
             time.sleep(0.1)
         time.sleep(stream.uniform(0, 0.3) * world.seconds)
-        cluster.remove_node(other, allow_graceful=False)  # SIGKILL to all of its processes
+        cluster.remove_node(new_node, allow_graceful=False)  # SIGKILL to all of its processes
         world.kills += 1
         assert driver.wait() == 0, driver.said
         check(store, world.expected)
@@ -340,9 +341,9 @@ def two_directories(world: World, kind: str, stream: random.Random) -> None:
     second = world.drive(named[1], cwd=folders[1])
     assert (first.wait(), second.wait()) == (0, 0), f"{first.said}\n---\n{second.said}"
     check(store, world.expected)
-    said = world.ask("run", str(world.study), "--store", named[2], cwd=folders[2])
+    text = world.ask("run", str(world.study), "--store", named[2], cwd=folders[2])
     check(store, world.expected)  # nothing was computed again
-    assert "missing" not in said, said
+    assert "missing" not in text, text
     assert not [file for folder in folders[1:] for file in folder.glob("*.items")], (
         "items lie in one place"
     )
@@ -362,9 +363,11 @@ def clock_jumps(world: World, kind: str, stream: random.Random) -> None:
         world.kills += 1
     assert first.wait() == 0, first.said
     second.wait()
-    for said in (first.said, second.said):
-        assert "Traceback" not in said, said
-        assert not re.search(r"-\d+ (s|min|h)\b", said), f"no time is negative: {said}"
+    for driver_output in (first.said, second.said):
+        assert "Traceback" not in driver_output, driver_output
+        assert not re.search(r"-\d+ (s|min|h)\b", driver_output), (
+            f"no time is negative: {driver_output}"
+        )
     world.finish(store)
     state = json.loads(world.ask("status", store, "--json", FAULTS_CLOCK=str(clock)))
     assert state["studies"][0]["running"] == 0, state
@@ -373,7 +376,7 @@ def clock_jumps(world: World, kind: str, stream: random.Random) -> None:
 def no_locks(world: World, kind: str, stream: random.Random) -> None:
     """Keep a store where the file system has no locks: refused at once and clearly; a store made before can be read."""
     folder = world.place()
-    said = world.ask(
+    text = world.ask(
         "run",
         str(world.study),
         "--store",
@@ -381,15 +384,15 @@ def no_locks(world: World, kind: str, stream: random.Random) -> None:
         code=1,
         FAULTS_NO_LOCKS=str(folder),
     )
-    assert "no locks" in said, said
+    assert "no locks" in text, text
     world.finish(str(folder / "s.db"))
-    said = world.ask("status", str(folder / "s.db"), "--json", FAULTS_NO_LOCKS=str(folder))
-    assert json.loads(said)["studies"][0]["done"] == len(world.expected), said
+    text = world.ask("status", str(folder / "s.db"), "--json", FAULTS_NO_LOCKS=str(folder))
+    assert json.loads(text)["studies"][0]["done"] == len(world.expected), text
 
 
 def killed_writers(world: World, kind: str, stream: random.Random) -> None:
     """Kill commands while they write: reports, tables, adapters, merged models, predictions are whole or not there."""
-    store, place = str(world.folder / "undisturbed.db"), world.place()
+    store, target_folder = str(world.folder / "undisturbed.db"), world.place()
     with Store.open(store, readonly=True) as opened:
         model = next(
             c.model
@@ -399,16 +402,16 @@ def killed_writers(world: World, kind: str, stream: random.Random) -> None:
     questions = str(world.folder / "colours.jsonl")
     commands = {
         "adapter": ["adapters", "export", store, "--model", model, "--task", "colours"],
-        "merged": ["adapters", "export", "--merge", str(place / "adapter")],
-        "predicted.csv": ["predict", str(place / "adapter"), questions],
+        "merged": ["adapters", "export", "--merge", str(target_folder / "adapter")],
+        "predicted.csv": ["predict", str(target_folder / "adapter"), questions],
         "report.html": ["report", store],
         "scores.csv": ["export", store],
         "scores.parquet": ["export", store],
     }
     for name, command in commands.items():
-        target = place / name
+        target = target_folder / name
         world.ask(*command, "-o", str(target))
-        whole = _sizes(target)
+        expected_sizes = _sizes(target)
         for _ in range(3):
             if target.is_dir():
                 shutil.rmtree(target)
@@ -416,13 +419,14 @@ def killed_writers(world: World, kind: str, stream: random.Random) -> None:
                 target.write_text("old")
             before = _sizes(target)
             driver = world.nursery.start(*command, "-o", str(target))
-            _kill_while_writing(driver, place, stream)
+            _kill_while_writing(driver, target_folder, stream)
             world.kills += driver.wait() == -signal.SIGKILL
-            left = _sizes(target)
-            assert left == before or (
-                left.keys() == whole.keys() and min(left.values()) > len("old")
-            ), (name, left)
-        if left != whole:
+            remaining_sizes = _sizes(target)
+            assert remaining_sizes == before or (
+                remaining_sizes.keys() == expected_sizes.keys()
+                and min(remaining_sizes.values()) > len("old")
+            ), (name, remaining_sizes)
+        if remaining_sizes != expected_sizes:
             target.unlink(missing_ok=True)
             world.ask(*command, "-o", str(target))
 
@@ -437,15 +441,15 @@ def _sizes(target: Path) -> dict[str, int]:
     }
 
 
-def _kill_while_writing(driver: Driver, place: Path, stream: random.Random) -> None:
+def _kill_while_writing(driver: Driver, target_folder: Path, stream: random.Random) -> None:
     """Kill a command a moment after anything in the folder has changed."""
 
     def state() -> set[tuple[str, int]]:
-        found = set()
-        for file in place.rglob("*"):
+        result = set()
+        for file in target_folder.rglob("*"):
             with contextlib.suppress(FileNotFoundError):
-                found.add((str(file), file.stat().st_mtime_ns))
-        return found
+                result.add((str(file), file.stat().st_mtime_ns))
+        return result
 
     before = state()
     while driver.alive and state() == before:
@@ -456,16 +460,16 @@ def _kill_while_writing(driver: Driver, place: Path, stream: random.Random) -> N
 
 def full_writers(world: World, kind: str, stream: random.Random) -> None:
     """Write reports and tables on a full disk: a sentence, and the old file stays."""
-    place = world.place()
+    target_folder = world.place()
     for name in ("report.html", "scores.csv", "scores.parquet"):
-        target, command = place / name, "report" if name == "report.html" else "export"
+        target, command = target_folder / name, "report" if name == "report.html" else "export"
         target.write_text("old")
         driver = world.nursery.start(
             command, str(world.folder / "undisturbed.db"), "-o", str(target), limits={"FSIZE": 200}
         )
         assert driver.wait() in (1, 2), driver.said
         assert "Traceback" not in driver.said, driver.said
-        assert [(file.name, file.read_text()) for file in place.glob(f"*{name}*")] == [
+        assert [(file.name, file.read_text()) for file in target_folder.glob(f"*{name}*")] == [
             (name, "old")
         ], driver.said
 
@@ -491,36 +495,39 @@ def few_descriptors(world: World, kind: str, stream: random.Random) -> None:
     """Open more connections to the board than its 80 descriptors: no traceback, and it answers again afterwards."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        place = probe.getsockname()
+        address = probe.getsockname()
     store = str(world.folder / "undisturbed.db")
-    board = world.nursery.start("serve", store, "--port", str(place[1]), limits={"NOFILE": 80})
+    board = world.nursery.start("serve", store, "--port", str(address[1]), limits={"NOFILE": 80})
     try:
-        _asked(place, 60)
+        _asked(address)
         many = [
-            socket.create_connection(place, timeout=10)
+            socket.create_connection(address, timeout=PATIENCE)
             for _ in range(stream.choice([90, 150, 250]))
         ]
-        for one in many:
-            one.sendall(b"GET /api/studies HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        for connection in many:
+            connection.sendall(b"GET /api/studies HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         time.sleep(2)
-        for one in many:
-            one.close()
-        _asked(place, 30)
+        for connection in many:
+            connection.close()
+        _asked(address)
     finally:
         board.signal(signal.SIGINT)
-        code = board.wait(30)
+        code = board.wait()
         board.signal(signal.SIGKILL, group=True)
     assert code in (0, 130), board.said
     assert "Traceback" not in board.said, board.said[-3000:]
 
 
-def _asked(place: tuple[str, int], patience: float) -> None:
+def _asked(address: tuple[str, int]) -> None:
     """Ask the board for its first page until it gives it."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
-        with contextlib.suppress(OSError), socket.create_connection(place, timeout=5) as one:
-            one.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
-            if b" 200 " in one.recv(100):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(address, timeout=5) as connection,
+        ):
+            connection.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+            if b" 200 " in connection.recv(100):
                 return
         time.sleep(0.2)
     raise AssertionError("the board does not answer")

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
+from potentia.store import CellRecord, LaneRecord, Store
+from potentia.values.fine_tuning import EpochResult
 from potentia.values.metric import Metric
-from potentia.values.provenance import Provenance
+from potentia.values.provenance import ModelProvenance, Provenance, TaskProvenance
 from potentia.values.scores import ItemOutcome, Score
 from potentia.values.selection import Selection
+from potentia.values.splits import PlannedSplit, SplitOrigin, SplitOriginKind, SplitPlan
 
 EVIL = "<img src=x onerror=alert(1)>"
 DOCUMENT = "</script><script>alert(2)</script> which is it?"
@@ -84,21 +86,16 @@ def _commit(store: Store, model: str, task: str, protocol: str, items: list[Item
     score = Score(value, float(np.sqrt(value * (1 - value) / (N - 1))), N, Metric.of("acc"))
     key = hashlib.sha256(f"{model} {task} {protocol}".encode()).hexdigest()[:32]
     tuned = protocol == "train_before_test"
-    splits = {
-        name: {"used": N, "available": N, "origin": "file"}
-        for name in ("train", "validation", "test")
-    }
-    provenance = {
-        "versions": {"python": "3.11", "potentia": "0.1.0"},
-        "seed": 0,
-        "model": {"source": model, "fingerprint": "f" * 32, "dtype": "float32", "device": "cpu"},
-        "task": {"fingerprint": "e" * 64, "splits": splits},
-        **(
-            {"tuning": {"rank": 8, "epochs": 2, "learning_rates": [1e-5], "race": False}}
-            if tuned
-            else {}
-        ),
-    }
+    tuning = {"rank": 8, "epochs": 2, "learning_rates": [1e-5], "race": False}
+    split = PlannedSplit((SplitOrigin(SplitOriginKind.PUBLIC, "train"),), available=N, used=N)
+    split_plan = SplitPlan(split, split, split, caps={}, seed=0, carve=0.2)
+    provenance = Provenance(
+        versions={"python": "3.11", "potentia": "0.1.0"},
+        seed=0,
+        model=ModelProvenance(source=model, fingerprint="f" * 32, dtype="float32", device="cpu"),
+        task=TaskProvenance(fingerprint="e" * 64, splits=split_plan),
+        tuning=tuning if tuned else None,
+    )
     selection = (
         Selection(tuned=True, learning_rate=1e-5, epoch=2) if tuned else Selection(style="plain")
     )
@@ -111,7 +108,7 @@ def _commit(store: Store, model: str, task: str, protocol: str, items: list[Item
             protocol=protocol,
             scores={"acc": score},
             metric="acc",
-            provenance=Provenance.from_dict(provenance),
+            provenance=provenance,
             seconds=1.5,
             selection=selection,
             direct_value=value - 0.1 if tuned else None,
@@ -126,7 +123,7 @@ def _commit(store: Store, model: str, task: str, protocol: str, items: list[Item
     )
     if tuned:
         curve = tuple(
-            EpochRecord(e, 2.0 - e / 2 if e else None, value - 0.1 + e / 20, 0.05) for e in range(3)
+            EpochResult(e, 2.0 - e / 2 if e else None, value - 0.1 + e / 20, 0.05) for e in range(3)
         )
         store.lanes.save(
             LaneRecord(

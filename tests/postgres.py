@@ -28,8 +28,8 @@ class Server:
     """A server of our own; ``url`` names it, without a database."""
 
     def __init__(self) -> None:
-        found = programs()
-        assert found is not None, "PostgreSQL's initdb and pg_ctl are not installed"
+        result = programs()
+        assert result is not None, "PostgreSQL's initdb and pg_ctl are not installed"
         self.as_user: list[str] = []
         self.folder = Path("/tmp") / f"potentia-postgres-{uuid.uuid4().hex[:8]}"
         self.folder.mkdir(mode=0o700)
@@ -40,7 +40,7 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self.programs, self.data = found, self.folder / "data"
+        self.programs, self.data = result, self.folder / "data"
         self._run(
             "initdb", "-D", self.data, "-U", "potentia", "-A", "trust", "--no-sync", "-E", "UTF8"
         )

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tiny
+from made_store import make_store
 from potentia import engine, tasks
 from potentia.engine.scoring import Scorer
 from potentia.engine.training import FullLanes
@@ -31,8 +32,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.save_model(folder / "base")
     tiny.save_model(folder / "other", seed=1)
     tiny.save_model(folder / "wide", width=48)
-    tiny.save_questions(folder / "colours.jsonl", n=150)
-    tiny.save_questions(folder / "plants.jsonl", n=150, seed=1)
+    tiny.save_questions(folder / "colours.jsonl", n=80)
+    tiny.save_questions(folder / "plants.jsonl", n=80, seed=1)
     return folder
 
 
@@ -52,9 +53,9 @@ def study(world: Path, store: Path, **changes: Any) -> Study:
 
 @pytest.fixture(scope="module")
 def done(world: Path) -> Study:
-    made = study(world, world / "done.db")
-    assert run_study(made).failed == 0
-    return made
+    new_study = study(world, world / "done.db")
+    assert run_study(new_study).failed == 0
+    return new_study
 
 
 def command(*arguments: str) -> Any:
@@ -87,9 +88,9 @@ def test_an_exported_adapter_gives_the_validation_score_again_with_plain_peft(
     model = PeftModel.from_pretrained(base, str(folder)).merge_and_unload().eval()
     loaded = engine.LoadedModel.of(model, AutoTokenizer.from_pretrained(done.models[0].path))
     task = tasks.load(done.tasks[0].source)
-    (made,) = evaluate(Scorer(loaded), [Ask(task, "validation")])
+    (evaluation,) = evaluate(Scorer(loaded), [Ask(task, "validation")])
     cell = cell_of(done.store, "base", "train_before_test")
-    assert made.main.value == cell.selection.validation
+    assert evaluation.main.value == cell.selection.validation
     assert cell.selection.epoch >= 1
     card = (folder / "README.md").read_text()
     assert "PeftModel.from_pretrained" in card
@@ -122,11 +123,11 @@ def test_adapters_are_listed_with_their_size_and_dropped(done: Study, tmp_path: 
 
 
 def test_a_study_may_keep_none(world: Path, tmp_path: Path) -> None:
-    made = study(world, tmp_path / "s.db", keep_adapters=False)
-    assert run_study(made).failed == 0
+    new_study = study(world, tmp_path / "s.db", keep_adapters=False)
+    assert run_study(new_study).failed == 0
     assert not (tmp_path / "s.db.adapters").exists()
     assert (
-        plan_study(study(world, tmp_path / "s.db")).key == plan_study(made).key
+        plan_study(study(world, tmp_path / "s.db")).key == plan_study(new_study).key
     )  # keeping changes no score
 
 
@@ -138,16 +139,16 @@ def test_a_base_and_its_adapter_are_a_model_like_any_other(
         {"name": "base", "path": str(world / "base")},
         {"name": "tuned", "path": str(world / "base"), "adapter": str(folder)},
     ]
-    made = study(world, tmp_path / "s.db", models=models, protocols=["direct"])
-    assert run_study(made).failed == 0
-    tuned = cell_of(made.store, "tuned", "direct")
+    new_study = study(world, tmp_path / "s.db", models=models, protocols=["direct"])
+    assert run_study(new_study).failed == 0
+    tuned = cell_of(new_study.store, "tuned", "direct")
     assert tuned.score.value == cell_of(done.store, "base", "train_before_test").score.value
     assert tuned.provenance.model.adapter == str(folder)
     assert (
         tuned.provenance.model.fingerprint
-        != cell_of(made.store, "base", "direct").provenance.model.fingerprint
+        != cell_of(new_study.store, "base", "direct").provenance.model.fingerprint
     )
-    assert tuned.score.value != cell_of(made.store, "base", "direct").score.value
+    assert tuned.score.value != cell_of(new_study.store, "base", "direct").score.value
 
 
 def test_another_adapter_makes_another_key(done: Study, world: Path, tmp_path: Path) -> None:
@@ -200,10 +201,15 @@ def treated(world: Path, store: Path, **changes: Any) -> Study:
 def test_copies_are_shown_the_training_data_and_nothing_else_changes(
     world: Path, tmp_path: Path
 ) -> None:
-    made = treated(world, tmp_path / "s.db")
-    assert [row.name for row in made.rows()] == ["base", "other", "base+exposed", "other+exposed"]
-    assert run_study(made).failed == 0
-    direct = read(made.store).scores["direct"]
+    new_study = treated(world, tmp_path / "s.db")
+    assert [row.name for row in new_study.rows()] == [
+        "base",
+        "other",
+        "base+exposed",
+        "other+exposed",
+    ]
+    assert run_study(new_study).failed == 0
+    direct = read(new_study.store).scores["direct"]
     value = {
         (m, t): direct.select(models=[m], tasks=[t]).values[0, 0]
         for m in direct.models
@@ -214,12 +220,12 @@ def test_copies_are_shown_the_training_data_and_nothing_else_changes(
     for model in ("base", "other"):
         assert value[f"{model}+exposed", "colours"] > value[model, "colours"]
         assert cell_of(plain.store, model, "direct").key in {
-            c.key for c in read(made.store).cells()
+            c.key for c in read(new_study.store).cells()
         }
-    facts = read(made.store).facts.find("base+exposed")
+    facts = read(new_study.store).facts.find("base+exposed")
     assert facts is not None
     assert facts.exposure == ("colours",)
-    model = cell_of(made.store, "base+exposed", "direct").provenance.model
+    model = cell_of(new_study.store, "base+exposed", "direct").provenance.model
     assert (model.copy_of, model.exposed_tasks) == ("base", ("colours",))
 
 
@@ -228,14 +234,14 @@ def test_a_copy_is_made_once_and_a_resumed_row_has_the_same_weights(
 ) -> None:
     one: dict[str, Any] = {"models": [{"name": "base", "path": str(world / "base")}]}
     one["tasks"] = [{"name": "colours", "file": str(world / "colours.jsonl")}]
-    made = treated(world, tmp_path / "s.db", **one)
-    assert run_study(made).failed == 0
+    new_study = treated(world, tmp_path / "s.db", **one)
+    assert run_study(new_study).failed == 0
     (folder,) = (tmp_path / "s.db.adapters").glob("treated-*")
     stamp = (folder / "adapter_model.safetensors").stat().st_mtime_ns
     more = treated(world, tmp_path / "s.db", **one, protocols=["direct", "train_before_test"])
     assert run_study(more).failed == 0
     assert (folder / "adapter_model.safetensors").stat().st_mtime_ns == stamp
-    with Store.open(made.store) as store:
+    with Store.open(new_study.store) as store:
         assert {c.protocol for c in store.cells.read(model="base+exposed")} == {
             "direct",
             "train_before_test",
@@ -264,12 +270,12 @@ def test_half_of_the_models_are_replaced_by_a_seeded_coin(world: Path, tmp_path:
 def test_a_copy_of_all_weights_that_could_not_be_kept_is_not_tuned_again(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[int] = []
+    steps_made: list[int] = []
     make_step = FullTuningJob.step
     monkeypatch.setattr(
         FullTuningJob,
         "step",
-        lambda self, rows, rate: made.append(1) or make_step(self, rows, rate),
+        lambda self, rows, rate: steps_made.append(1) or make_step(self, rows, rate),
     )
     recipe = {"method": "full", "learning_rates": [2e-3], "epochs": 2, "dropout": 0.0}
     models = [{"name": "base", "path": str(world / "base")}]
@@ -281,12 +287,12 @@ def test_a_copy_of_all_weights_that_could_not_be_kept_is_not_tuned_again(
         raise TuningError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(FullLanes, "save", no_room)
+        patch.setattr(FullLanes, "save_model", no_room)
         assert run_study(full).failed > 0
-    steps = len(made)
+    steps = len(steps_made)
     assert steps > 0
     assert run_study(full).failed == 0
-    assert len(made) == steps
+    assert len(steps_made) == steps
 
 
 def test_copies_of_a_model_with_an_adapter(done: Study, world: Path, tmp_path: Path) -> None:
@@ -302,3 +308,21 @@ def test_copies_of_a_model_with_an_adapter(done: Study, world: Path, tmp_path: P
 def test_data_that_cannot_be_shown_is_refused(world: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere"):
         plan_study(treated(world, tmp_path / "s.db", treat={"data": ["nowhere.jsonl"]}))
+
+
+def test_only_the_adapters_that_are_named_are_discarded_or_exported(tmp_path: Path) -> None:
+    """``--adapters --model a`` removed the adapters of every model, and ``adapters export`` refused --model a."""
+    from potentia.cli.app import app
+
+    models = ("org/a", "org/b")
+    path = str(make_store(tmp_path / "s.db", models=models, tasks=("boolq", "piqa")))
+    with Store.open(path) as store:
+        for cell in store.cells.read(protocol="train_before_test"):
+            store.adapters.save(cell.key, lambda draft: None, {"task": cell.task})
+    refused = CliRunner().invoke(app, ["adapters", "export", path, "--model", "a", "-o", "x"])
+    assert "2 adapters are meant: org/a × boolq" in str(refused.exception)
+    discard = ["store", "discard", path, "--adapters", "--model", "a", "--task", "boolq", "--yes"]
+    assert CliRunner().invoke(app, discard).stdout.startswith("1 adapter removed")
+    listed = json.loads(command("status", "--adapters", path, "--json"))["adapters"]
+    left = {(adapter["model"], adapter["task"]) for adapter in listed}
+    assert left == {("org/a", "piqa"), ("org/b", "boolq"), ("org/b", "piqa")}

@@ -43,10 +43,10 @@ def study(world: Path, store: Path, **changes: object) -> Study:
 
 @pytest.fixture(scope="module")
 def finished(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
-    made = study(world, tmp_path_factory.mktemp("store") / "potentia.db")
-    result = run_study(made)
+    new_study = study(world, tmp_path_factory.mktemp("store") / "potentia.db")
+    result = run_study(new_study)
     assert (result.failed, result.exit_code) == (0, 0), result.reasons
-    return made
+    return new_study
 
 
 def test_tuning_on_auxiliary_data_teaches_the_benchmark(finished: Study):
@@ -99,11 +99,11 @@ def test_selection_tuned_never_keeps_the_untuned_model(world: Path, tmp_path: Pa
     harmful = {"learning_rates": [3.0], "epochs": 1, "dropout": 0.0, "clip": 1e9}
     kept, data = {}, {"data": str(world / "auxiliary.jsonl"), "form": "own", "cap": 128}
     for choice in ("validation", "tuned"):
-        made = study(
+        new_study = study(
             world, tmp_path / "s.db", name=choice, selection=choice, tuning=harmful, adjust=data
         )
-        assert run_study(made).failed == 0
-        with Store.open(made.store) as store:
+        assert run_study(new_study).failed == 0
+        with Store.open(new_study.store) as store:
             kept[choice] = {c.task: c for c in store.cells.read(study=choice, protocol="adjust")}
     assert not kept["validation"]["notes"].selection.tuned
     assert all(cell.selection.tuned for cell in kept["tuned"].values())

@@ -13,7 +13,7 @@ from potentia.errors import InputError
 from potentia.run import plan_study, run_study
 from potentia.run.plan import load_tasks
 from potentia.store import Store
-from potentia.study import Study, TaskSpec, adjust_tuning, make_study
+from potentia.study import Study, TaskSpec, make_study, tuning_for_adjust
 from potentia.values.protocol import Protocol
 
 
@@ -70,6 +70,71 @@ def test_multiple_choice_is_learned_as_letters_unless_said_otherwise(world: Path
     assert learned(data=f"{world / 'auxiliary.jsonl'}:cloze") in ("red", "blue", "green")
 
 
+def save_rows(file: Path, rows: list[dict[str, str]]) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return str(file)
+
+
+def test_several_files_are_learned_together_in_the_authors_form(world: Path, tmp_path: Path):
+    """MetaMathQA and Orca-Math: other columns, one form, "Question: …" and "Answer:"."""
+    metamath = [
+        {"type": "GSM", "query": f"What is 1 + {n}?", "response": f"It is {n + 1}."}
+        for n in range(12)
+    ]
+    orca = [{"question": f"A. Count to {n}", "answer": f"{n} in all"} for n in range(8)]
+    files = [
+        save_rows(tmp_path / "metamath.jsonl", metamath),
+        save_rows(tmp_path / "orca.jsonl", orca),
+    ]
+    adjust = {"data": files, "form": "question", "hold_out": 4}
+    data = load_tasks(study(world, adjust=adjust)).auxiliary
+    assert data is not None
+    train = data.documents("train")
+    assert (len(train), len(data.documents("validation"))) == (16, 4)
+    learned = {(e.context, e.continuation) for e in data.examples(train)}
+    every = {(f"Question: {row['query']}\nAnswer:", row["response"]) for row in metamath}
+    every |= {(f"Question: {row['question']}\nAnswer:", row["answer"]) for row in orca}
+    assert learned < every
+    assert len(learned) == 16
+    capped = load_tasks(study(world, adjust={**adjust, "cap": 10})).auxiliary
+    assert capped is not None
+    assert len(capped.documents("train")) == 10
+    other_order = load_tasks(study(world, adjust={**adjust, "data": files[::-1]})).auxiliary
+    assert other_order is not None
+    assert other_order.fingerprint != data.fingerprint
+    mixed = study(world, adjust={"data": [files[0], str(world / "auxiliary.jsonl")]})
+    with pytest.raises(InputError, match="cannot be learned together"):
+        load_tasks(mixed)
+
+
+def test_a_model_is_adjusted_on_several_files(world: Path, tmp_path: Path):
+    tiny.save_questions(tmp_path / "more.jsonl", n=40, seed=5)
+    together = study(
+        world,
+        tmp_path / "s.db",
+        adjust={"data": [str(world / "auxiliary.jsonl"), str(tmp_path / "more.jsonl")]},
+    )
+    assert run_study(together).failed == 0
+    alone = study(world, tmp_path / "s.db")
+    keys = [{c.key for c in plan_study(s).rows[0].cells} for s in (together, alone)]
+    assert len(keys[0] & keys[1]) == 1, "the direct score is the same, the adjusted one is not"
+    with Store.open(together.store) as store:
+        assert {str(cell.protocol) for cell in store.cells.read()} == {"direct", "adjust"}
+
+
+def test_a_model_may_have_a_dtype_of_its_own(world: Path, tmp_path: Path):
+    base = {"name": "base", "path": str(world / "base")}
+    half = {"name": "half", "path": str(world / "base"), "dtype": "bfloat16"}
+    both = study(world, tmp_path / "s.db", models=[base, half], device="cpu", protocols=["direct"])
+    rows = plan_study(both).rows
+    assert [row.study.dtype for row in rows] == ["float32", "bfloat16"]
+    assert rows[0].cells[0].key != rows[1].cells[0].key
+    assert run_study(both).failed == 0
+    with Store.open(both.store) as store:
+        dtypes = {cell.model: cell.provenance.model.dtype for cell in store.cells.read()}
+    assert dtypes == {"base": "float32", "half": "bfloat16"}
+
+
 def test_shots_by_task_and_by_the_leaderboards(world: Path):
     tasks = [
         {"name": n, "file": str(world / "colours.jsonl")}
@@ -77,15 +142,19 @@ def test_shots_by_task_and_by_the_leaderboards(world: Path):
     ]
     asked = study(world, tasks=[*tasks, TaskSpec(name="own", shots=3)], shots="leaderboard")
     direct, five, tuned = map(Protocol, ("direct", "few_shot:7", "train_before_test"))
-    assert [asked.shots_for(t, direct) for t in ("arc_challenge", "hellaswag", "other", "own")] == [
+    assert [
+        asked.count_shots(t, direct) for t in ("arc_challenge", "hellaswag", "other", "own")
+    ] == [
         25,
         10,
         0,
         3,
     ]
-    assert [asked.shots_for(t, five) for t in ("arc_challenge", "other", "own")] == [25, 7, 3]
-    assert asked.shots_for("own", Protocol("adjust")) == 3
-    assert asked.shots_for("own", tuned) == 0, "the models are tuned on questions without examples"
+    assert [asked.count_shots(t, five) for t in ("arc_challenge", "other", "own")] == [25, 7, 3]
+    assert asked.count_shots("own", Protocol("adjust")) == 3
+    assert asked.count_shots("own", tuned) == 0, (
+        "the models are tuned on questions without examples"
+    )
 
 
 def test_a_model_is_asked_with_its_examples_before_and_after(world: Path, tmp_path: Path):
@@ -125,7 +194,7 @@ def test_the_papers_recipe_learns_the_answer_and_its_end_and_is_gentle_with_the_
     named = study(
         world, models=models, adjust={"data": str(world / "auxiliary.jsonl"), "recipe": "test_task"}
     )
-    recipes = [adjust_tuning(named, row, 7e9) for row in named.rows()]
+    recipes = [tuning_for_adjust(named, row, 7e9) for row in named.rows()]
     assert [r.learning_rates for r in recipes] == [(2e-6,)] * 4 + [(2e-5,), (7e-6,)]
     assert {(r.loss, r.end_of_text, r.batch, r.max_tokens) for r in recipes} == {
         ("completion", "answers", 64, 600)
@@ -140,7 +209,7 @@ def test_rates_without_anything_to_choose_by_are_refused(world: Path, tmp_path: 
     blind = {"tasks": [{"name": "blind", "file": str(world / "blind")}]}
     rates = {"tuning": {"learning_rates": [1e-9, 3e-3], "epochs": 1, "dropout": 0.0}}
     with pytest.raises(
-        InputError, match="blind has no validation documents to choose a learning rate by"
+        InputError, match="blind has no validation examples to choose a learning rate by"
     ):
         plan_study(study(world, **blind, **rates))
     plan_study(study(world, **blind))  # one rate needs no choice
@@ -161,11 +230,11 @@ def test_held_out_auxiliary_data_choose_and_every_rate_is_stored(
         "every_rate": True,
     }
     tuning = {"method": method, "learning_rates": [1e-9, 1e-2], "epochs": 4, "dropout": 0.0}
-    made = study(
+    new_study = study(
         world, tmp_path / "s.db", tasks=tasks, adjust=own, tuning=tuning, protocols=["adjust"]
     )
-    assert run_study(made).failed == 0
-    with Store.open(made.store) as store:
+    assert run_study(new_study).failed == 0
+    with Store.open(new_study.store) as store:
         for name in ("blind", "colours"):
             (cell,) = store.cells.read(task=name, protocol="adjust")
             rates = cell.selection.rates
@@ -219,17 +288,17 @@ def test_a_group_is_tested_on_all_items_and_averaged_over_its_subtasks(tmp_path:
     from potentia.study import Caps
 
     def mean(how: Any) -> float:
-        task = load(str(tmp_path / "both.yaml"), mean=how, caps=Caps(test=None))
+        task = load(str(tmp_path / "both.yaml"), group_mean=how, caps=Caps(test=None))
         docs = task.documents("test")
         assert len(docs) == 40
-        right = [doc.subtask == 1 for doc in docs]
+        right = [doc.subtask_number == 1 for doc in docs]
         outcomes = [
             ItemOutcome(
                 d.id,
                 float(r),
                 "",
                 "",
-                {"metrics": {"acc": float(r)}, "subtask": task.subtasks[d.subtask]},
+                {"metrics": {"acc": float(r)}, "subtask": task.subtasks[d.subtask_number]},
             )
             for d, r in zip(docs, right, strict=True)
         ]
@@ -279,7 +348,7 @@ def test_cells_that_kept_the_untuned_model_are_counted_and_ranked_without_that_c
         {"name": "colours", "file": str(world / "colours.jsonl"), "category": "colour"},
     ]
     harmful = {"learning_rates": [3.0], "epochs": 1, "dropout": 0.0, "clip": 1e9}
-    made = study(
+    new_study = study(
         world,
         tmp_path / "s.db",
         models=models,
@@ -287,7 +356,7 @@ def test_cells_that_kept_the_untuned_model_are_counted_and_ranked_without_that_c
         tuning=harmful,
         protocols=["train_before_test"],
     )
-    assert run_study(made).failed == 0
+    assert run_study(new_study).failed == 0
     tuned = study(
         world,
         tmp_path / "s.db",
@@ -299,16 +368,16 @@ def test_cells_that_kept_the_untuned_model_are_counted_and_ranked_without_that_c
         name="tuned",
     )
     assert run_study(tuned).failed == 0
-    with Store.open(made.store) as store:
+    with Store.open(new_study.store) as store:
         kept = [c for c in store.cells.read(study="s") if not c.selection.tuned]
         assert kept, "the rate is meant to harm"
         for cell in kept:
             (other,) = store.cells.read(study="tuned", model=cell.model, task=cell.task)
             assert cell.selection.best_tuned.value == pytest.approx(other.score.value, abs=1e-6)
-    evidence = read(made.store, study="s")
+    evidence = read(new_study.store, study="s")
     assert evidence.background.categories["colours"] == "colour"
-    found = find_rankings(evidence)
-    told = found.tuning[Protocol("train_before_test")]
+    rankings = find_rankings(evidence)
+    result = rankings.tuning[Protocol("train_before_test")]
     on_tasks = {c.model: ("colours",) for c in kept if c.task == "colours"}
-    assert told.untuned_tasks == on_tasks
-    assert bool(told.tuned_ranks) == bool(on_tasks)
+    assert result.untuned_tasks == on_tasks
+    assert bool(result.tuned_ranks) == bool(on_tasks)

@@ -54,12 +54,12 @@ def study(world: Path, store: Path, **changes: object) -> Study:
     )
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_other_rows_go_on(world: Path, tmp_path: Path, workers: int) -> None:
-    made = study(world, tmp_path / "s.db", protocols=["direct"])
-    result = run_study(made, workers=workers)
+    new_study = study(world, tmp_path / "s.db", protocols=["direct"])
+    result = run_study(new_study, workers=workers)
     assert (result.computed, result.failed, result.exit_code) == (1, 1, 1), result.reasons
-    with Store.open(made.store) as store:
+    with Store.open(new_study.store) as store:
         assert [cell.model for cell in store.cells.read()] == ["good"]
         (failure,) = store.failures.read()
     assert failure.model == "bad"

@@ -30,9 +30,9 @@ def test_a_cut_prompt_is_told_in_its_own_cell_alone(tmp_path: Path) -> None:
     )
     assert run_study(study).failed == 0
     with Store.open(study.store, readonly=True) as store:
-        told = store.provenance.read_cut_prompts(study="cut")
+        cut_prompts = store.provenance.read_cut_prompts(study="cut")
         cells = {cell.protocol: cell for cell in store.cells.read()}
-    ((place, models),) = told.items()
+    ((place, models),) = cut_prompts.items()
     assert place == ("few_shot:5", "colours")
     cut, asked = models["base"].cut, models["base"].requests
     assert cut == asked == 3 * cells["direct"].score.n, "every option of every document"
@@ -40,7 +40,7 @@ def test_a_cut_prompt_is_told_in_its_own_cell_alone(tmp_path: Path) -> None:
     (note,) = read(study.store, study="cut").notes
     assert (
         note
-        == f"colours by few_shot:5: {cut:,} of {asked:,} prompts were cut to fit the model (base)"
+        == f"colours with 5-shot prompts: {cut:,} of {asked:,} prompts were cut to fit the model (base)"
     )
 
 
@@ -69,7 +69,40 @@ def test_training_examples_that_were_cut_are_counted_and_told(tmp_path: Path) ->
     assert 0 < examples.cut == examples.examples
     (note,) = read(short.store, study="short").notes
     assert note == (
-        f"colours by train_before_test, base: {examples.cut:,} of {examples.examples:,} training examples "
-        "were longer than 4 tokens (max_tokens) and were cut"
+        f"colours after fine-tuning: {examples.cut:,} of {examples.examples:,} training examples "
+        "were longer than 4 tokens (max_tokens) and were cut (base)"
     )
     assert read(long.store, study="long").notes == ()
+
+
+def test_the_models_of_a_task_share_one_note_on_cut_examples(tmp_path: Path) -> None:
+    names = ["a", "b", "c", "d"]
+    tiny.save_questions(tmp_path / "colours.jsonl", n=60)
+    for seed, name in enumerate(names):
+        tiny.save_model(tmp_path / name, seed=seed)
+    study = make_study(
+        {
+            "models": [{"name": name, "path": str(tmp_path / name)} for name in names],
+            "tasks": [{"name": "colours", "file": str(tmp_path / "colours.jsonl")}],
+            "protocols": ["train_before_test"],
+            "device": "cpu",
+            "store": str(tmp_path / "p.db"),
+            "selection": "tuned",
+            "tuning": {
+                "epochs": 1,
+                "least_updates": 1,
+                "learning_rates": [1e-3],
+                "max_tokens": 4,
+            },
+        }
+    )
+    assert run_study(study).failed == 0
+    with Store.open(study.store, readonly=True) as store:
+        (by_model,) = store.provenance.read_cut_examples().values()
+    cut = sum(examples.cut for examples in by_model.values())
+    count = sum(examples.examples for examples in by_model.values())
+    notes = [note for note in read(study.store).notes if "training examples" in note]
+    assert notes == [
+        f"colours after fine-tuning: {cut:,} of {count:,} training examples were longer than 4 tokens "
+        "(max_tokens) and were cut (a, b, c and 1 more)"
+    ]

@@ -73,15 +73,15 @@ def on_gpus(monkeypatch, count: int, memory: float, cores: int) -> None:
     ],
 )
 def test_small_models_share_a_gpu(plan, monkeypatch, sizes, gpus, memory, cores, workers) -> None:
-    made = plan(sizes)
+    study_plan = plan(sizes)
     on_gpus(monkeypatch, gpus, memory, cores)
-    assert choose_worker_count(made) == workers
+    assert choose_worker_count(study_plan) == workers
 
 
 def test_one_row_at_a_time_on_a_cpu(plan, monkeypatch) -> None:
-    made = plan([1e8] * 4, device="cpu")
+    study_plan = plan([1e8] * 4, device="cpu")
     on_gpus(monkeypatch, 1, 139, 16)
-    assert choose_worker_count(made) == 1
+    assert choose_worker_count(study_plan) == 1
 
 
 def test_rows_on_one_gpu_have_memory_by_need(plan) -> None:

@@ -45,7 +45,7 @@ class HereExecutor(QueueExecutor):
 def test_a_class_makes_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tiny.save_model(tmp_path / "m")
     tiny.save_questions(tmp_path / "colours.jsonl", n=40)
-    made = make_study(
+    study = make_study(
         {
             "models": [{"name": "m", "path": str(tmp_path / "m")}],
             "tasks": [{"name": "colours", "file": str(tmp_path / "colours.jsonl")}],
@@ -55,10 +55,10 @@ def test_a_class_makes_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         }
     )
     with pytest.raises(InputError, match="no executor 'here'"):
-        run_study(made, executor="here")
+        run_study(study, executor="here")
     entry_point = EntryPoint("executor.here", f"{__name__}:HereExecutor", "potentia")
     by_kind = {kind: {} for kind in extensions.ExtensionKind}
     by_kind[extensions.ExtensionKind.EXECUTOR]["here"] = entry_point
     monkeypatch.setattr(extensions, "_entry_points_by_kind", lambda: by_kind)
-    assert run_study(made, executor="here").computed == 1
+    assert run_study(study, executor="here").computed == 1
     assert HereExecutor.labels == ["m"]

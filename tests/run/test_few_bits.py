@@ -11,6 +11,7 @@ import tiny
 from potentia import extras
 from potentia.engine.models.identity import fingerprint, quantised_fingerprint
 from potentia.errors import MissingExtraError
+from potentia.extras import Extra
 from potentia.run import plan_study
 from potentia.run.cost import estimate_weight_bytes
 from potentia.study import make_study
@@ -62,10 +63,10 @@ def test_without_the_package_a_study_ends_at_once_and_names_the_extra(
     from potentia.cli.app import app
 
     monkeypatch.setattr(extras, "is_installed", lambda package: package != "bitsandbytes")
-    made = make_study(body(world, quantise="4bit"))
+    study = make_study(body(world, quantise="4bit"))
     with pytest.raises(MissingExtraError, match="quantise: 4bit needs bitsandbytes") as told:
-        plan_study(made)
-    assert told.value.hint == "pip install 'potentia[quantise]'"
+        plan_study(study)
+    assert told.value.hint == Extra.QUANTISE.install_command
     lines = [
         f"models: [{{name: base, path: {world / 'base'}, quantise: 3bit}}]",
         f"tasks: [{{name: c, file: {world / 'colours.jsonl'}}}]",

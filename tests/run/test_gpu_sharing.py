@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from potentia.run import gpu_sharing
+from speed import PATIENCE
 
 DAEMON = """#!/bin/sh
 # what the real tool does with its arguments, without a GPU
@@ -65,7 +66,7 @@ def test_it_ends_with_a_run_that_is_killed(daemon):
         "from potentia.run.gpu_sharing import GpuSharing; GpuSharing().start_daemon(); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program], check=False)
-    told, end = daemon / "told", time.monotonic() + 20
+    told, end = daemon / "told", time.monotonic() + PATIENCE
     while not told.exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert "quit" in told.read_text()

@@ -50,10 +50,10 @@ def test_a_model_is_kept_for_its_own_row_alone(world: Path):
 
 def test_what_has_no_room_or_was_tuned_whole_goes(world: Path, monkeypatch: pytest.MonkeyPatch):
     kept = model_cache.ModelCache()
-    whole = load(str(world / "m0"), device="cpu")
-    kept.put(row(world, method="full"), "cpu", whole)
-    assert (len(kept), whole.model) == (0, None)
+    loaded = load(str(world / "m0"), device="cpu")
+    kept.put(row(world, method="full"), "cpu", loaded)
+    assert (len(kept), loaded.model) == (0, None)
     large = load(str(world / "m0"), device="cpu")
-    monkeypatch.setattr(model_cache, "_read_free_bytes", lambda: 1e3)
+    monkeypatch.setattr(model_cache, "read_free_bytes", lambda: 1e3)
     kept.put(row(world), "cpu", large)
     assert (len(kept), large.model) == (0, None)

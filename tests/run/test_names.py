@@ -60,10 +60,10 @@ def test_another_study_gets_the_cell_under_its_own_names(world: Path, tmp_path: 
 
 def test_two_rows_of_one_study_may_have_the_same_files(world: Path, tmp_path: Path):
     twins = [{"name": name, "path": str(world / "end")} for name in ("one", "two")]
-    made = study(world, tmp_path / "s.db", "twins", twins)
-    run_study(made)
-    with Store.open(made.store) as opened:
+    new_study = study(world, tmp_path / "s.db", "twins", twins)
+    run_study(new_study)
+    with Store.open(new_study.store) as opened:
         matrix = opened.scores.read_matrix("direct", study="twins")
     assert matrix.models == ("one", "two")
     assert matrix.values[0, 0] == matrix.values[1, 0]
-    assert run_study(made).reused == 2
+    assert run_study(new_study).reused == 2

@@ -19,10 +19,10 @@ from potentia.store import Store
 from potentia.study import Study, make_study
 from potentia.values.metric import Metric
 from potentia.values.sampling import (
-    default_k,
     estimate_pass_at_k,
+    estimate_sampling_error,
     estimate_sampling_variance,
-    sampling_error,
+    list_default_ks,
 )
 
 
@@ -60,7 +60,7 @@ def test_the_noise_of_samples_is_what_drawing_again_gives() -> None:
         for _ in range(400):
             right = stream.binomial(16, difficulty)
             means.append(np.mean([estimate_pass_at_k(16, int(c), k) for c in right]))
-            errors.append(sampling_error([(16, int(c)) for c in right], k))
+            errors.append(estimate_sampling_error([(16, int(c)) for c in right], k))
         truth = np.mean(1 - (1 - difficulty) ** k)
         assert np.mean(means) == pytest.approx(truth, abs=4 * np.std(means) / 20), "unbiased"
         assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)
@@ -69,11 +69,11 @@ def test_the_noise_of_samples_is_what_drawing_again_gives() -> None:
 
 
 def test_names_and_defaults() -> None:
-    assert default_k(16) == (1, 2, 4, 8, 16)
-    assert default_k(5) == (1, 2, 4)
+    assert list_default_ks(16) == (1, 2, 4, 8, 16)
+    assert list_default_ks(5) == (1, 2, 4)
     metric = Metric.of("pass@8")
     assert (metric.kind, metric.scale, metric.higher_is_better) == ("task", "share", True)
-    assert Metric.of("pass_at_8").canonical == "pass@8"
+    assert Metric.of("pass_at_8").canonical_name == "pass@8"
 
 
 def study(folder: Path, store: str, samples: object) -> Study:
@@ -113,12 +113,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(folder: Path) -> Study:
-    made = study(folder, "potentia.db", {"count": 8, "temperature": 1.0, "k": [1, 4]})
-    result = run_study(made)
-    with Store.open(made.store) as store:
+    new_study = study(folder, "potentia.db", {"count": 8, "temperature": 1.0, "k": [1, 4]})
+    result = run_study(new_study)
+    with Store.open(new_study.store) as store:
         assert not store.failures.read()
     assert result.exit_code == 0
-    return made
+    return new_study
 
 
 def test_scores_are_those_of_lighteval_on_the_same_samples(finished: Study) -> None:
@@ -164,8 +164,8 @@ def test_the_finding_has_both_kinds_of_noise(finished: Study) -> None:
 
 def test_samples_seed_and_temperature_are_in_the_key(folder: Path) -> None:
     def key(samples: object, **changes: object) -> str:
-        made = study(folder, "keys.db", samples).model_copy(update=changes)
-        row = plan_study(made).rows[0]
+        model_copy_made = study(folder, "keys.db", samples).model_copy(update=changes)
+        row = plan_study(model_copy_made).rows[0]
         return next(cell.key for cell in row.cells if cell.task == "written")
 
     base = key({"count": 8, "temperature": 1.0})
@@ -183,7 +183,7 @@ def test_samples_seed_and_temperature_are_in_the_key(folder: Path) -> None:
 
 
 def test_what_cannot_be_sampled_is_refused(folder: Path) -> None:
-    made = make_study(
+    new_study = make_study(
         {
             "models": [{"name": "one", "path": str(folder / "one")}],
             "tasks": [
@@ -192,7 +192,7 @@ def test_what_cannot_be_sampled_is_refused(folder: Path) -> None:
         }
     )
     with pytest.raises(InputError, match="not answered by writing"):
-        load_tasks(made)
+        load_tasks(new_study)
     with pytest.raises(InputError, match="pass@8 needs 8 samples"):
         make_study(
             {

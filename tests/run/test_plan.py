@@ -15,6 +15,7 @@ from potentia.run import plan_study, run_study
 from potentia.store import Store
 from potentia.study import Study, make_study
 from potentia.tasks import Task
+from speed import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +44,15 @@ def files(folder: Path) -> dict[str, int]:
 
 
 def test_a_plan_leaves_nothing_behind(world: Path, tmp_path: Path):
-    made = study(world, tmp_path / "deep" / "s.db")
-    assert [cell.finished for cell in plan_study(made).iterate_cells()] == [False, False]
+    new_study = study(world, tmp_path / "deep" / "s.db")
+    assert [cell.finished for cell in plan_study(new_study).iterate_cells()] == [False, False]
     assert not any(tmp_path.iterdir())
-    run_study(made)
+    run_study(new_study)
     before = files(tmp_path)
-    other = study(world, made.store, name="other")
+    other = study(world, new_study.store, name="other")
     assert [cell.finished for cell in plan_study(other).iterate_cells()] == [True, True]
     assert files(tmp_path) == before
-    with Store.open(made.store, readonly=True) as store:
+    with Store.open(new_study.store, readonly=True) as store:
         assert [record.name for record in store.studies.read()] == ["planned"], (
             "a plan registers nothing"
         )
@@ -59,9 +60,9 @@ def test_a_plan_leaves_nothing_behind(world: Path, tmp_path: Path):
 
 def test_planning_tells_how_far_it_is(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("potentia.run.plan.REPORT_SECONDS", 0.0)
-    said: list[str] = []
-    plan_study(study(world, tmp_path / "s.db"), tell=said.append)
-    assert said == ["reading models: 1 of 2", "reading models: 2 of 2"]
+    sentences: list[str] = []
+    plan_study(study(world, tmp_path / "s.db"), report=sentences.append)
+    assert sentences == ["reading models: 1 of 2", "reading models: 2 of 2"]
 
 
 def test_everything_is_read_once(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -76,10 +77,10 @@ def test_everything_is_read_once(world: Path, tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(
             module, name, lambda *a, real=real, name=name, **k: seen.append(name) or real(*a, **k)
         )
-    made = study(
+    new_study = study(
         world, tmp_path / "s.db", protocols=["direct", "train_before_test"], tuning={"epochs": 1}
     )
-    assert run_study(plan_study(made)).computed == 4
+    assert run_study(plan_study(new_study)).computed == 4
     assert sorted(seen) == ["fingerprint", "fingerprint", "load", "study_key"]
 
 
@@ -89,9 +90,15 @@ def test_models_are_hashed_side_by_side_while_tasks_are_read(
     from potentia.engine.models import identity
     from potentia.run import plan
 
-    both, hashed, read = threading.Barrier(3, timeout=300), identity.fingerprint, plan.load_tasks
+    both, hashed, read = (
+        threading.Barrier(3, timeout=PATIENCE),
+        identity.fingerprint,
+        plan.load_tasks,
+    )
     monkeypatch.setattr(identity, "fingerprint", lambda *a, **k: (both.wait(), hashed(*a, **k))[1])
-    monkeypatch.setattr(plan, "load_tasks", lambda made: (both.wait(), read(made))[1])
+    monkeypatch.setattr(
+        plan, "load_tasks", lambda study_to_load: (both.wait(), read(study_to_load))[1]
+    )
     rows = plan_study(study(world, tmp_path / "s.db")).rows
     assert len({row.model_fingerprint for row in rows}) == 2
     assert not any(row.problem for row in rows)
@@ -104,14 +111,16 @@ def test_a_study_that_is_refused_waits_for_no_hashing(
 
     never = threading.Event()
     waited: list[bool] = []
-    monkeypatch.setattr(identity, "fingerprint", lambda *a, **k: waited.append(never.wait(300)))
-    made = study(
+    monkeypatch.setattr(
+        identity, "fingerprint", lambda *a, **k: waited.append(never.wait(PATIENCE))
+    )
+    new_study = study(
         world,
         tmp_path / "s.db",
         tasks=[{"name": "nowhere", "file": str(tmp_path / "nowhere.jsonl")}],
     )
     with pytest.raises(InputError, match="nowhere"):
-        plan_study(made)
+        plan_study(new_study)
     assert not waited, "the refusal came while models were still being hashed"
     never.set()
 
@@ -138,26 +147,26 @@ def test_a_row_is_computed_from_its_plan_alone(
 
 def test_a_row_looks_again_before_it_computes(world: Path, tmp_path: Path):
     """What another run finished since the plan was made is taken over, not computed."""
-    made = study(world, tmp_path / "s.db")
-    plan = plan_study(made)
-    assert run_study(study(world, made.store, name="meanwhile")).computed == 2
+    new_study = study(world, tmp_path / "s.db")
+    plan = plan_study(new_study)
+    assert run_study(study(world, new_study.store, name="meanwhile")).computed == 2
     result = run_study(plan)
     assert (result.computed, result.reused) == (0, 2)
-    with Store.open(made.store) as store:
+    with Store.open(new_study.store) as store:
         assert store.cells.count(study=plan.key) == 2
 
 
 def test_scores_on_the_way_are_planned_cells(world: Path, tmp_path: Path):
     adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [2, 4]}
     tuning = {"epochs": 1, "learning_rates": [1e-3]}
-    made = study(world, tmp_path / "s.db", protocols=["adjust"], adjust=adjust, tuning=tuning)
-    assert [str(cell.protocol) for cell in plan_study(made).rows[0].cells] == [
+    new_study = study(world, tmp_path / "s.db", protocols=["adjust"], adjust=adjust, tuning=tuning)
+    assert [str(cell.protocol) for cell in plan_study(new_study).rows[0].cells] == [
         "adjust@2",
         "adjust@4",
         "adjust",
     ]
-    assert run_study(made).computed == 6
-    assert run_study(made).reused == 6
+    assert run_study(new_study).computed == 6
+    assert run_study(new_study).reused == 6
     too_far = study(
         world,
         tmp_path / "s.db",
@@ -171,13 +180,15 @@ def test_scores_on_the_way_are_planned_cells(world: Path, tmp_path: Path):
 
 def test_a_model_replaced_since_the_plan_is_not_scored_under_its_name(world: Path, tmp_path: Path):
     shutil.copytree(world / "m0", tmp_path / "model")
-    made = study(world, tmp_path / "s.db", models=[{"name": "m", "path": str(tmp_path / "model")}])
-    plan = plan_study(made)
+    new_study = study(
+        world, tmp_path / "s.db", models=[{"name": "m", "path": str(tmp_path / "model")}]
+    )
+    plan = plan_study(new_study)
     shutil.copytree(world / "m1", tmp_path / "model", dirs_exist_ok=True)
     result = run_study(plan)
     assert (result.computed, result.failed) == (0, 1)
     assert "changed since the study was planned" in result.reasons[0]
-    assert run_study(made).computed == 1
+    assert run_study(new_study).computed == 1
 
 
 def test_a_gpu_and_a_cpu_name_their_cells_apart(world: Path, tmp_path: Path):

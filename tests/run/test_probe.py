@@ -9,6 +9,7 @@ import pytest
 
 import tiny
 from potentia.run import run_study
+from potentia.run.probe import name_shared_passages
 from potentia.store import Store
 from potentia.study import Study, make_study
 
@@ -33,11 +34,11 @@ def study(world: Path, store: Path, **changes: object) -> Study:
     return make_study(body | changes)
 
 
-def ran(made: Study) -> tuple[dict, float]:
-    result = run_study(made)
+def ran(new_study: Study) -> tuple[dict, float]:
+    result = run_study(new_study)
     assert result.failed == 0, result.reasons
-    with Store.open(made.store) as store:
-        return store.provenance.read_probes(study=made.name), store.cells.read()[0].score.value
+    with Store.open(new_study.store) as store:
+        return store.provenance.read_probes(study=new_study.name), store.cells.read()[0].score.value
 
 
 def test_both_losses_of_every_document_before_any_update_and_their_sums_after_each_epoch(
@@ -45,10 +46,10 @@ def test_both_losses_of_every_document_before_any_update_and_their_sums_after_ea
 ) -> None:
     from potentia import engine, tasks
 
-    made, score = ran(
+    probes, score = ran(
         study(world, tmp_path / "on.db", probe={"on": True, "documents": 24, "learning_rate": 1e-2})
     )
-    probe = made["base", "colours"]
+    probe = probes["base", "colours"]
     for kind in ("text", "answer"):
         assert [
             len(probe.before[split].nats[kind]) for split in ("train", "validation", "test")
@@ -136,3 +137,16 @@ def test_by_default_it_is_made_where_it_costs_little(world: Path, tmp_path: Path
     assert is_probed(many.probe, many.tuning, task)
     assert estimate_probe_cost(many.probe, many.tuning, task) < 0.03
     assert not is_probed(few.probe, few.tuning, task)
+
+
+class PassageTask:
+    """A task whose documents are their own passages."""
+
+    def cluster_label(self, document: str) -> str:
+        """Return the passage of a document."""
+        return document
+
+
+def test_passages_are_recorded_where_documents_share_one() -> None:
+    assert name_shared_passages(PassageTask(), ["a", "a", "", "b"]) == ("a", "a", "", "b")
+    assert name_shared_passages(PassageTask(), ["a", "b", "", ""]) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from potentia.run.executors.ray import (
     ask_cluster,
     check_store_is_shared,
     estimate_resources,
+    set_start_bounds,
     start_ray,
 )
 from potentia.store import Store
@@ -64,10 +66,11 @@ def test_a_cluster_gives_the_scores_of_one_process(cluster, tmp_path: Path):
     assert run_study(here).computed == 4
     result = run_study(there, executor="ray")
     assert (result.computed, result.failed) == (4, 0), result.reasons
-    with Store.open(here.store) as one, Store.open(there.store) as two:
+    with Store.open(here.store) as first, Store.open(there.store) as second:
         for protocol in ("direct", "train_before_test"):
             assert (
-                one.scores.read_matrix(protocol).values == two.scores.read_matrix(protocol).values
+                first.scores.read_matrix(protocol).values
+                == second.scores.read_matrix(protocol).values
             ).all()
 
 
@@ -85,16 +88,16 @@ def test_a_row_whose_task_is_lost_again_and_again_fails_alone(cluster, tmp_path:
         return compute_assignment(row, lambda: False)
 
     monkeypatch.setattr("potentia.run.executors.ray._run_task", dies)
-    made = study(tmp_path, "lost.db").model_copy(update={"protocols": ("direct",)})
-    result = run_study(made, executor="ray")
+    model_copy_made = study(tmp_path, "lost.db").model_copy(update={"protocols": ("direct",)})
+    result = run_study(model_copy_made, executor="ray")
     assert (result.computed, result.failed, result.exit_code) == (1, 1, 1)
     assert "its Ray task was lost: WorkerCrashedError: " in result.reasons[0]
     assert "\x1b" not in result.reasons[0]
 
 
 def test_needs_follow_from_the_weights(tmp_path: Path):
-    made = study(tmp_path, "needs.db").model_copy(update={"device": "cuda"})
-    row = plan_study(made).rows[0]
+    model_copy_made = study(tmp_path, "needs.db").model_copy(update={"device": "cuda"})
+    row = plan_study(model_copy_made).rows[0]
     assert estimate_weight_bytes(row) == (tmp_path / "m0" / "model.safetensors").stat().st_size
     small = estimate_resources(Assignment(row), 80 * 2**30)
     assert small.num_gpus == 0.05, "many small models share a GPU"
@@ -113,9 +116,9 @@ def test_a_cluster_of_several_machines_wants_a_shared_store(tmp_path: Path):
         def nodes():
             return [{"Alive": True}, {"Alive": True}]
 
-    made = study(tmp_path, "s.db")
-    for store in (made.store, f"sqlite:///{made.store}"):
-        row = plan_study(made.model_copy(update={"store": store})).rows[0]
+    new_study = study(tmp_path, "s.db")
+    for store in (new_study.store, f"sqlite:///{new_study.store}"):
+        row = plan_study(new_study.model_copy(update={"store": store})).rows[0]
         with pytest.raises(InputError, match="cannot be shared between machines"):
             check_store_is_shared(Two, Assignment(row))
 
@@ -145,3 +148,35 @@ def test_a_cluster_that_does_not_answer_is_reported_and_not_waited_for_without_e
         ask_cluster(SilentCluster, object())
     assert caught.value.hint is not None
     assert "drop --executor ray" in caught.value.hint
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_without_a_cluster_is_refused_before_ray_waits_for_it(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray tried for 13 minutes to reach a cluster that was not there."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"{scheme}127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(PotentiaError, match=f"no Ray cluster answers at {address}") as caught:
+        start_ray(SilentCluster)
+    assert "ray start --head" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("address", ["auto", "local", ""])
+def test_addresses_that_ray_finds_itself_are_left_to_it(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(PotentiaError, match="Ray does not start"):
+        start_ray(SilentCluster)
+
+
+def test_rays_attempts_to_reach_a_cluster_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    set_start_bounds()
+    assert os.environ == {
+        "RAY_raylet_start_wait_time_s": "300",
+        "RAY_NUM_REDIS_GET_RETRIES": "7",  # of 40 s each
+    }

@@ -33,13 +33,13 @@ PIECE_TARGETS = 4
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     tiny.save_model(folder / "mine-chat", seed=1, chat=True)
-    tiny.save_questions(folder / "colours.jsonl", n=90)
-    tiny.save_texts(folder / "notes.jsonl")
+    tiny.save_questions(folder / "colours.jsonl", n=40)
+    tiny.save_texts(folder / "notes.jsonl", n=20)
     draw = random.Random(5)
     with (folder / "say.jsonl").open(
         "w"
     ) as out:  # texts to write, one prompt longer than the others
-        for number in range(40):
+        for number in range(20):
             words = draw.choices(tiny.WORDS[:20], k=30 if number % 10 == 0 else 4)
             out.write(
                 json.dumps({"prompt": " ".join(words), "completion": draw.choice(["red", "blue"])})
@@ -48,7 +48,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ran(world: Path, place: Path, **changes: Any) -> dict[str, Any]:
+def ran(world: Path, store_path: Path, **changes: Any) -> dict[str, Any]:
     study = make_study(
         {
             "name": "size",
@@ -58,31 +58,31 @@ def ran(world: Path, place: Path, **changes: Any) -> dict[str, Any]:
             ],
             "protocols": ["direct", "few_shot:2", "train_before_test"],
             "tuning": {"learning_rates": [3e-3, 1e-2], "epochs": 2, "dropout": 0.0},
-            "store": str(place),
+            "store": str(store_path),
             **changes,
         }
     )
     result = run_study(study)
     assert (result.failed, result.exit_code) == (0, 0), result.reasons
-    with Store.open(str(place)) as found:
+    with Store.open(str(store_path)) as store:
         return {
             f"{cell.task} {cell.protocol}": (
                 cell.score.value,
                 [
                     (outcome.doc_id, outcome.prediction)
-                    for outcome in found.cells.read_items(cell.key)
+                    for outcome in store.cells.read_items(cell.key)
                 ],
             )
-            for cell in found.cells.read(study="size")
+            for cell in store.cells.read(study="size")
         }
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    assert len(one) == 8  # a corpus has no few-shot cell
-    for name, (value, items) in one.items():
-        assert other[name][0] == pytest.approx(value, rel=1e-5, abs=1e-6), name
-        assert items == other[name][1]
+def same(first_run: dict[str, Any], second_run: dict[str, Any]) -> None:
+    assert first_run.keys() == second_run.keys()
+    assert len(first_run) == 8  # a corpus has no few-shot cell
+    for name, (value, items) in first_run.items():
+        assert second_run[name][0] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+        assert items == second_run[name][1]
 
 
 class Crossings:
@@ -123,7 +123,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     lower(split, "_PIECE_BYTES", {"cpu": 1})
     lower(split, "LEAST_PIECE", PIECE_TARGETS)
     lower(adapters, "GATHERED_BYTES", 0)
-    lower(lane_run, "LOOK_EVERY", 2)
+    lower(lane_run, "HEALTH_CHECK_STEPS", 2)
     lower(lane_run, "SNAPSHOT_SECONDS", 0.0)
     lower(identity, "REMEMBER_ABOVE", 0)
     lower(ask, "REMEMBERED", 0)
@@ -135,7 +135,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
 
     crossings.watch(
         tokens.Encoder,
-        "_make_room",
+        "_evict_from_cache",
         "texts",
         lambda _, encoder, count: encoder._cached_tokens == count,
     )
@@ -158,7 +158,10 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
         lambda _, bank, __: bank.routing.gathered is None,
     )
     crossings.watch(
-        lane_run.LaneRun, "_fill", "slots", lambda active, run: run.bank.slots < len(run.lanes)
+        lane_run.LaneRun,
+        "_fill_free_slots",
+        "slots",
+        lambda active, run: run.bank.slots < len(run.lanes),
     )
     crossings.watch(cells, "split_keys", "statements", lambda chunks, _: len(chunks) > 1)
     return crossings
@@ -185,5 +188,5 @@ def test_full_tuning_that_is_too_large_to_save_is_not_saved(
     assert ran_tuned(world, tmp_path / "not.db", **changes) == kept
 
 
-def ran_tuned(world: Path, place: Path, **changes: Any) -> dict[str, float]:
-    return {name: value for name, (value, _) in ran(world, place, **changes).items()}
+def ran_tuned(world: Path, store_path: Path, **changes: Any) -> dict[str, float]:
+    return {name: value for name, (value, _) in ran(world, store_path, **changes).items()}

@@ -319,7 +319,10 @@ def test_lanes_are_divided_where_tasks_are_too_few_for_the_workers(
 ) -> None:
     plan = under_way(plan_study(one_task(world, tmp_path / "s.db")), 1)
     three, many = divided(plan, 3, least_seconds=0), divided(plan, 50, least_seconds=0)
-    assert [row.label for row in three] == [*(f"one · lanes {k} of 3" for k in (1, 2, 3)), "one"]
+    assert [row.label for row in three] == [
+        *(f"one · fine-tunings, part {k} of 3" for k in (1, 2, 3)),
+        "one",
+    ]
     assert [str(c.protocol) for c in three[0].cells] == ["train_before_test"]
     assert len(three[-1].cells) == 2
     assert len(many) == 7, "three rates × two seeds, and who chooses"
@@ -366,7 +369,7 @@ def test_a_part_of_lanes_that_is_killed_loses_nothing(
     run_parts(plan, [first])
     steps = 0
 
-    def dying(self: Any, _: Any = lane_run.LaneRun._one_step) -> None:
+    def dying(self: Any, _: Any = lane_run.LaneRun._make_step) -> None:
         nonlocal steps
         steps += 1
         if steps == 12:
@@ -374,7 +377,7 @@ def test_a_part_of_lanes_that_is_killed_loses_nothing(
         _(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(lane_run.LaneRun, "_one_step", dying)
+        patched.setattr(lane_run.LaneRun, "_make_step", dying)
         with pytest.raises(Killed):
             run_parts(plan, [second])
         assert steps == 12

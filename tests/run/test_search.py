@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from potentia.run.search import (
-    LanePlan,
     ValidatedState,
     find_leaders,
     find_leading_end,
@@ -19,6 +18,7 @@ from potentia.run.search import (
     propose_rate,
     select_best,
 )
+from potentia.values.fine_tuning import EpochResult, FineTuning
 from potentia.values.metric import Metric
 from potentia.values.selection import SearchEnd
 
@@ -27,9 +27,13 @@ BOUNDS = (1e-5, 1e-2)
 
 
 def state(rate: float, value: float, epoch: int = 1, stderr: float = 0.02) -> ValidatedState:
-    return ValidatedState(
-        "plain", epoch, value, stderr, LanePlan(f"{rate:g}", "t", "plain", rate, 0)
-    )
+    result = EpochResult(epoch, value=value, stderr=stderr)
+    return ValidatedState("plain", result, FineTuning(f"{rate:g}", "t", "plain", rate, 0))
+
+
+def turn_round(peak: ValidatedState) -> ValidatedState:
+    """The same state by a metric that is better when lower."""
+    return replace(peak, result=replace(peak.result, value=-peak.value), higher_is_better=False)
 
 
 def peaks(
@@ -61,7 +65,9 @@ def test_what_cannot_be_better_may_not_have_more_in_it():
 
 
 def test_rungs_are_1_3_10():
-    assert [find_next_rung(rate, up=True) for rate in (1e-5, 3e-5, 1e-4, 3e-3, 2e-4, 5e-5)] == [
+    assert [
+        find_next_rung(rate, upwards=True) for rate in (1e-5, 3e-5, 1e-4, 3e-3, 2e-4, 5e-5)
+    ] == [
         3e-5,
         1e-4,
         3e-4,
@@ -69,7 +75,7 @@ def test_rungs_are_1_3_10():
         1e-3,
         1e-4,
     ]
-    assert [find_next_rung(rate, up=False) for rate in (1e-2, 3e-4, 1e-4, 2e-4)] == [
+    assert [find_next_rung(rate, upwards=False) for rate in (1e-2, 3e-4, 1e-4, 2e-4)] == [
         3e-3,
         1e-4,
         3e-5,
@@ -95,12 +101,12 @@ def test_rungs_are_1_3_10():
 def test_the_grid_is_extended_at_the_end_that_leads(found, following):
     assert propose_rate(found, BOUNDS) == following
     assert propose_rate(found, None) is None
-    turned = {r: c and replace(c, value=-c.value, higher_is_better=False) for r, c in found.items()}
+    turned = {rate: peak and turn_round(peak) for rate, peak in found.items()}
     assert propose_rate(turned, BOUNDS) == following
 
 
 def test_ties_go_to_the_untuned_model_then_inside_then_to_the_earlier_epoch():
-    untuned = ValidatedState("plain", 0, 0.5, 0.02)
+    untuned = ValidatedState("plain", EpochResult(0, value=0.5, stderr=0.02))
     tied = [state(rate, 0.5, epoch) for rate in GRID for epoch in (1, 2)]
     assert select_best([*tied, untuned]) is untuned
     best = select_best(tied)
@@ -121,7 +127,7 @@ def test_ties_go_to_the_untuned_model_then_inside_then_to_the_earlier_epoch():
 def test_a_cell_says_where_its_best_lies(found, curve, said):
     rate = max(found, key=lambda r: found[r].value if found[r] else -1)
     looks = [
-        ValidatedState("plain", 0, curve[0], 0.02),
+        ValidatedState("plain", EpochResult(0, value=curve[0], stderr=0.02)),
         *(state(rate, v, 1 + k) for k, v in enumerate(curve[1:])),
     ]
     chosen = max(looks, key=lambda c: (c.value, -c.epoch))
@@ -147,16 +153,16 @@ def test_what_may_be_selected_later_is_held_while_lanes_come():
         3e-4: (0.2, 0.5),
         1e-6: (0.5, 0.1),
     }
-    known: list[ValidatedState] = []
-    held: set[tuple[str, int]] = set()
+    known_states: list[ValidatedState] = []
+    held_states: set[tuple[str, int]] = set()
     for rate, curve in values.items():
         for epoch, value in enumerate(curve, 1):
             new = state(rate, value, epoch)
-            known.append(new)
-            kept = {(c.lane.key, c.epoch) for c in find_leaders(known)}
-            held = kept & (held | {(new.lane.key, epoch)})
-            chosen = select_best(known)
-            assert (chosen.lane.key, chosen.epoch) in held
-    assert len(held) == 5, "one of each rate: all are on a level"
-    better = [*known, state(1e-3, 0.6)]
+            known_states.append(new)
+            leading_states = {(c.lane.key, c.epoch) for c in find_leaders(known_states)}
+            held_states = leading_states & (held_states | {(new.lane.key, epoch)})
+            chosen = select_best(known_states)
+            assert (chosen.lane.key, chosen.epoch) in held_states
+    assert len(held_states) == 5, "one of each rate: all are on a level"
+    better = [*known_states, state(1e-3, 0.6)]
     assert [c.learning_rate for c in find_leaders(better)] == [1e-3]

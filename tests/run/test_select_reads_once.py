@@ -62,10 +62,10 @@ def test_data_and_models_are_read_once(
             "store": str(tmp_path / "s.db"),
         }
     )
-    told: list[str] = []
-    choice = Race(study, tell=told.append, workers=workers).run()
+    result: list[str] = []
+    choice = Race(study, report=result.append, workers=workers).run()
     assert choice.best
-    assert "leads (P(best)" in told[-1]
+    assert "leads (P(best)" in result[-1]
     opened = log.read_text().split()
     if workers == 1:
         assert len(loads) == len(set(loads)) == 3

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 import tiny
+from potentia.errors import PotentiaError
 from potentia.evidence import read
 from potentia.run import run_study
 from potentia.run.ask import Evaluation
+from potentia.run.select import Race
 from potentia.store import Store
 from potentia.study import Study, make_study
 
 
-def study_of(folder: Path, task: Path, **more: object) -> Study:
+def study_of(folder: Path, task: Path, **settings: object) -> Study:
     return make_study(
         {
             "name": "silent",
@@ -24,7 +26,7 @@ def study_of(folder: Path, task: Path, **more: object) -> Study:
             "protocols": ["direct"],
             "device": "cpu",
             "store": str(folder / "p.db"),
-            **more,
+            **settings,
         }
     )
 
@@ -49,13 +51,27 @@ def test_ties_in_every_example_are_a_failure_with_its_reason(tmp_path: Path) -> 
     assert "every choice got the same log-probability in" in failure.reason
 
 
+def test_a_selection_that_ends_so_says_the_likely_cause(tmp_path: Path) -> None:
+    tiny.save_model(tmp_path / "base")
+    tiny.save_model(tmp_path / "other", seed=1)
+    task = write_questions(tmp_path / "a.jsonl", "what is the cat", ["Apfel", "Birne"])
+    models = [str(tmp_path / "base"), str(tmp_path / "other")]
+    with pytest.raises(PotentiaError, match="every choice got the same") as raised:
+        Race(study_of(tmp_path, task, models=models), workers=1).run()
+    hint = raised.value.hint or ""
+    assert "unknown token" in hint
+    assert "another model" in hint
+    assert PotentiaError("no model: it is away", hint="it is away").hint is None, "said already"
+
+
 def test_words_that_a_tokenizer_does_not_know_are_told(tmp_path: Path) -> None:
     tiny.save_model(tmp_path / "base")
     task = write_questions(tmp_path / "a.jsonl", "was ist the cat", ["red", "blue"])
     study = study_of(tmp_path, task)
     assert run_study(study).failed == 0
     notes = read(study.store, study="silent").notes
-    assert any("of the tokens of asked as unknown" in note and "base" in note for note in notes)
+    (note,) = (note for note in notes if note.startswith("tokens of asked that the tokenizer"))
+    assert "base" in note
 
 
 @pytest.mark.parametrize("template", ["hello", "{% for m in messages %}<user>{% endfor %}"])
@@ -71,6 +87,6 @@ def test_a_chat_template_without_the_message_is_refused(tmp_path: Path, template
 
 
 def test_an_evaluation_keeps_its_ties_in_text() -> None:
-    made = Evaluation(outcomes=[], scores={}, metric="acc", compared=20, tied=19)
-    assert Evaluation.from_json(made.to_json()) == made
-    assert made.says_nothing
+    evaluation = Evaluation(outcomes=[], scores={}, metric="acc", compared=20, tied=19)
+    assert Evaluation.from_json(evaluation.to_json()) == evaluation
+    assert evaluation.says_nothing

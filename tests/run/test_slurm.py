@@ -32,19 +32,11 @@ def study(tmp_path: Path) -> Study:
     )
 
 
-def test_jobs_give_the_scores_of_one_process(study: Study, tmp_path: Path) -> None:
+def test_a_job_gives_the_score_of_one_process_and_one_that_is_lost_costs_its_row_alone(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = study.model_copy(update={"store": str(tmp_path / "here.db")})
     assert run_study(here).computed == 2
-    result = run_study(study, executor="slurm")
-    assert (result.computed, result.failed) == (2, 0), result.reasons
-    with Store.open(here.store) as one, Store.open(study.store) as two:
-        expected = one.scores.read_matrix("direct").values
-        assert (two.scores.read_matrix("direct").values == expected).all()
-
-
-def test_a_job_that_is_lost_costs_its_row_alone(
-    study: Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
     submit = slurm.SlurmExecutor.submit
 
     def submit_and_lose(self: slurm.SlurmExecutor, assignment: object) -> object:
@@ -57,6 +49,9 @@ def test_a_job_that_is_lost_costs_its_row_alone(
     result = run_study(study, executor="slurm")
     assert (result.computed, result.failed) == (1, 1)
     assert "m0 × colours × direct: its SLURM job" in result.reasons[0]
+    with Store.open(here.store) as first, Store.open(study.store) as second:
+        expected = {cell.model: cell.score for cell in first.cells.read()}
+        assert {cell.model: cell.score for cell in second.cells.read()} == {"m1": expected["m1"]}
 
 
 def test_jobs_stop_when_they_are_asked(study: Study, tmp_path: Path) -> None:

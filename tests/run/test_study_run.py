@@ -18,7 +18,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     tiny.save_model(folder / "base", seed=0)
     tiny.save_model(folder / "chat", seed=1, chat=True)
-    tiny.save_questions(folder / "colours.jsonl", n=120)
+    tiny.save_questions(folder / "colours.jsonl", n=80)
     tiny.save_texts(folder / "notes.jsonl")
     return folder
 
@@ -41,10 +41,10 @@ def study(world: Path, store: Path, **changes: object) -> Study:
 
 @pytest.fixture(scope="module")
 def finished(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
-    made = study(world, tmp_path_factory.mktemp("store") / "potentia.db")
-    result = run_study(made)
+    new_study = study(world, tmp_path_factory.mktemp("store") / "potentia.db")
+    result = run_study(new_study)
     assert (result.computed, result.failed, result.exit_code) == (8, 0, 0)
-    return made
+    return new_study
 
 
 def test_tuning_teaches_and_the_curve_is_kept(finished: Study):
@@ -69,9 +69,9 @@ def test_tuning_teaches_and_the_curve_is_kept(finished: Study):
 def test_the_store_keeps_where_a_row_spent_its_time(finished: Study):
     with Store.open(finished.store) as store:
         (key,) = [record.key for record in store.studies.read() if record.name == "tiny"]
-        told = [event.payload for event in store.events.read(key) if event.kind == "row"]
-    assert {facts["row"] for facts in told} == {"base", "chat"}
-    for facts in told:
+        result = [event.payload for event in store.events.read(key) if event.kind == "row"]
+    assert {facts["row"] for facts in result} == {"base", "chat"}
+    for facts in result:
         assert {"load", "tokenise", "train", "validate", "select", "test", "save"} <= set(
             facts["tally"]
         )
@@ -164,14 +164,14 @@ def test_a_broken_model_fails_its_own_cells_alone(world: Path, tmp_path: Path):
     for file in (world / "base").iterdir():
         (broken / file.name).write_bytes(file.read_bytes())
     (broken / "model.safetensors").write_bytes(b"not weights")
-    made = study(world, tmp_path / "s.db", protocols=["direct"])
+    new_study = study(world, tmp_path / "s.db", protocols=["direct"])
     models = (
-        *made.models[:1],
-        made.models[0].model_copy(update={"name": "broken", "path": str(broken)}),
+        *new_study.models[:1],
+        new_study.models[0].model_copy(update={"name": "broken", "path": str(broken)}),
     )
-    result = run_study(made.model_copy(update={"models": models}))
+    result = run_study(new_study.model_copy(update={"models": models}))
     assert (result.computed, result.failed, result.exit_code) == (2, 2, 1)
-    with Store.open(made.store) as store:
+    with Store.open(new_study.store) as store:
         assert {f.model for f in store.failures.read()} == {"broken"}
         assert all(f.reason for f in store.failures.read())
 
@@ -182,10 +182,10 @@ def test_a_commit_whose_answer_got_lost_is_told_once(
     """The database went away after it had committed: the cell is tried again, and found to be this run's own."""
     commit = Cells.commit
     monkeypatch.setattr(Cells, "commit", lambda *a, **k: commit(*a, **k) and commit(*a, **k))
-    made = study(world, tmp_path / "s.db", protocols=["direct"])
-    result = run_study(made)
+    new_study = study(world, tmp_path / "s.db", protocols=["direct"])
+    result = run_study(new_study)
     assert (result.computed, result.reused, result.failed) == (4, 0, 0)
-    with Store.open(made.store) as store:
+    with Store.open(new_study.store) as store:
         told = [
             (e.payload["row"], e.payload["task"])
             for e in store.events.read("tiny")
@@ -195,10 +195,10 @@ def test_a_commit_whose_answer_got_lost_is_told_once(
 
 
 def test_a_missing_folder_is_bad_input(world: Path, tmp_path: Path):
-    made = study(world, tmp_path / "s.db")
-    missing = made.models[0].model_copy(update={"path": str(tmp_path / "nowhere")})
+    new_study = study(world, tmp_path / "s.db")
+    missing = new_study.models[0].model_copy(update={"path": str(tmp_path / "nowhere")})
     with pytest.raises(InputError, match="there is no"):
-        plan_study(made.model_copy(update={"models": (missing,)}))
+        plan_study(new_study.model_copy(update={"models": (missing,)}))
 
 
 def test_test_documents_are_asked_only_after_selection(
@@ -218,7 +218,9 @@ def test_test_documents_are_asked_only_after_selection(
 
     def spying_grade(self, asked, *args, **options):
         test = {id(doc) for doc in self.documents("test")}
-        log.append("graded test" if any(id(prompt.doc) in test for prompt in asked) else "graded")
+        log.append(
+            "graded test" if any(id(prompt.document) in test for prompt in asked) else "graded"
+        )
         return grade(self, asked, *args, **options)
 
     def spying_train(self, *args, **options):
@@ -230,8 +232,8 @@ def test_test_documents_are_asked_only_after_selection(
     monkeypatch.setattr(Task, "prompts", spying_prompts)
     monkeypatch.setattr(Task, "grade", spying_grade)
     monkeypatch.setattr(LaneTrainer, "train", spying_train)
-    made = study(world, tmp_path / "s.db", protocols=["train_before_test"])
-    only = made.model_copy(update={"models": made.models[:1]})
+    new_study = study(world, tmp_path / "s.db", protocols=["train_before_test"])
+    only = new_study.model_copy(update={"models": new_study.models[:1]})
     # The direct score, for the gain, is a protocol of its own and comes after selection too.
     run_study(only)
     assert not {"test", "graded test"} & set(log[: log.index("train ends")])
@@ -244,15 +246,17 @@ def test_test_documents_are_asked_only_after_selection(
 
 
 def test_seeds_and_race(world: Path, tmp_path: Path):
-    made = study(
+    new_study = study(
         world,
         tmp_path / "s.db",
         protocols=["train_before_test"],
         seeds=2,
         tuning={"learning_rates": [1e-8, 1e-2], "epochs": 4, "dropout": 0.0, "race": True},
     )
-    run_study(made.model_copy(update={"models": made.models[:1], "tasks": made.tasks[:1]}))
-    with Store.open(made.store) as store:
+    run_study(
+        new_study.model_copy(update={"models": new_study.models[:1], "tasks": new_study.tasks[:1]})
+    )
+    with Store.open(new_study.store) as store:
         (cell,) = store.cells.read(protocol="train_before_test")
         assert len(cell.selection.seeds) == 2
         assert cell.score.seeds == tuple(s.value for s in cell.selection.seeds)
@@ -267,18 +271,18 @@ def test_seeds_and_race(world: Path, tmp_path: Path):
 
 
 def test_a_share_of_the_results_gets_a_second_seed(world: Path, tmp_path: Path):
-    made = study(
+    new_study = study(
         world,
         tmp_path / "s.db",
         protocols=["train_before_test"],
         seed_check=0.5,
         tuning={"learning_rates": [1e-2], "epochs": 2, "dropout": 0.0, "rate_bounds": None},
     )
-    run_study(made.model_copy(update={"models": made.models[:1]}))
-    with Store.open(made.store) as store:
+    run_study(new_study.model_copy(update={"models": new_study.models[:1]}))
+    with Store.open(new_study.store) as store:
         cells = store.cells.read(protocol="train_before_test")
     seeds_by_task = {cell.task: len(cell.selection.seeds) for cell in cells}
-    expected = {task: made.count_seeds("base", task) for task in ("colours", "notes")}
+    expected = {task: new_study.count_seeds("base", task) for task in ("colours", "notes")}
     assert seeds_by_task == expected
     assert sorted(seeds_by_task.values()) == [1, 2]
-    assert run_study(made.model_copy(update={"models": made.models[:1]})).computed == 0
+    assert run_study(new_study.model_copy(update={"models": new_study.models[:1]})).computed == 0

@@ -36,7 +36,7 @@ def study(folder: Path) -> Study:
 def test_a_row_killed_after_its_last_cell_leaves_no_lanes_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    made, lanes = study(tmp_path), tmp_path / "s.db.lanes"
+    new_study, lanes = study(tmp_path), tmp_path / "s.db.lanes"
 
     def die(folder: Path) -> None:
         raise Killed
@@ -44,9 +44,9 @@ def test_a_row_killed_after_its_last_cell_leaves_no_lanes_behind(
     with monkeypatch.context() as patched:
         patched.setattr("potentia.run.tuning.remove_lanes_folder", die)
         with pytest.raises(Killed):
-            run_study(made)
+            run_study(new_study)
     assert any(lanes.rglob("*.sealed")), "it died before it could tidy up"
-    with Store.open(made.store) as store:
+    with Store.open(new_study.store) as store:
         (key,) = [cell.key for cell in store.cells.read()]
         half = items_path(store.items_folder, key).with_name(f".{key}.123.00000000.tmp")
         half.write_bytes(b"half")
@@ -56,11 +56,11 @@ def test_a_row_killed_after_its_last_cell_leaves_no_lanes_behind(
         adapter.mkdir(parents=True)
     other = lanes / "another-study"
     other.mkdir()
-    assert run_study(made).computed == 0
+    assert run_study(new_study).computed == 0
     assert not half.exists()
     assert not adapter.exists()
     assert unfinished.exists(), "its writer may be alive: the cell is not there yet"
     assert list(lanes.iterdir()) == [other], "only what no row needs goes"
     other.rmdir()
-    assert run_study(made).computed == 0
+    assert run_study(new_study).computed == 0
     assert not lanes.exists()

@@ -19,8 +19,9 @@ TUNING = {"learning_rates": [3e-3], "epochs": 3, "loss": "text", "race": False}
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tuned")
     tiny.save_model(folder / "base")
-    tiny.save_questions(folder / "colours.jsonl", n=120)
-    tiny.save_questions(folder / "auxiliary.jsonl", n=120, seed=1)
+    tiny.save_questions(folder / "colours.jsonl", n=60)
+    tiny.save_questions(folder / "raced.jsonl", n=120)
+    tiny.save_questions(folder / "auxiliary.jsonl", n=60, seed=1)
     tiny.save_texts(folder / "notes.jsonl")
     return folder
 
@@ -41,10 +42,10 @@ def study(world: Path, store: Path, protocol: str, **changes: object) -> Study:
     return make_study(body | changes)
 
 
-def ran(made: Study) -> tuple[dict[str, CellRecord], list[LaneRecord]]:
-    result = run_study(made)
+def ran(new_study: Study) -> tuple[dict[str, CellRecord], list[LaneRecord]]:
+    result = run_study(new_study)
     assert result.failed == 0, result.reasons
-    with Store.open(made.store) as store:
+    with Store.open(new_study.store) as store:
         cells = {f"{cell.task} {cell.protocol}": cell for cell in store.cells.read()}
         return cells, store.lanes.read()
 
@@ -173,7 +174,7 @@ def test_seeds_choose_and_test_for_themselves(
         )
         assert cell.score.stderr >= abs(values[0] - values[1]) / 2, "the seeds' part is in it"
         if method == "lora":
-            assert cell.provenance.training.form == cell.score.origin.path
+            assert cell.provenance.training.form.value == cell.score.origin.path
             assert cell.provenance.training.targets
             assert cell.provenance.engine.load
         mine = [lane for lane in lanes if lane.task == name]
@@ -193,7 +194,7 @@ def test_seeds_choose_and_test_for_themselves(
 @BOTH
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_the_race_drops_what_is_behind(world: Path, tmp_path: Path, protocol: str, method: str):
-    one = {"tasks": [{"name": "colours", "file": str(world / "colours.jsonl")}]}
+    one = {"tasks": [{"name": "colours", "file": str(world / "raced.jsonl")}]}
     tuning = TUNING | {"method": method, "learning_rates": [1e-2, 1e-8], "epochs": 4, "race": True}
     cells, lanes = ran(study(world, tmp_path / "s.db", protocol, tuning=tuning, **one))
     status = {lane.learning_rate: lane.status for lane in lanes}
@@ -231,7 +232,7 @@ def test_epochs_know_their_tokens_and_time(world: Path, tmp_path: Path):
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_scores_on_the_way_are_the_chosen_rates(world: Path, tmp_path: Path, method: str):
     """With several rates the step's score is of the rate that is chosen in the end, for each benchmark."""
-    adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [10, 20]}
+    adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [5, 10]}
     alone = {}
     rates = (1e-8, 1e-2)
     for rate in rates:
@@ -252,7 +253,7 @@ def test_scores_on_the_way_are_the_chosen_rates(world: Path, tmp_path: Path, met
     )
     for name in ("colours", "notes"):
         rate = cells[f"{name} adjust"].selection.learning_rate
-        for protocol in ("adjust@10", "adjust@20", "adjust"):
+        for protocol in ("adjust@5", "adjust@10", "adjust"):
             assert cells[f"{name} {protocol}"].score == alone[rate][f"{name} {protocol}"].score
             assert cells[f"{name} {protocol}"].selection.learning_rate == rate
     assert cells["colours adjust"].selection.learning_rate == 1e-2, "not the first rate"
@@ -265,7 +266,7 @@ def test_a_stopped_adjustment_scores_no_step_twice(
     from potentia.run import final_test
     from potentia.run.tuning import RowTuning
 
-    adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [5, 20]}
+    adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [3, 10]}
     tuning = TUNING | {"method": method, "learning_rates": rates}
     whole, halted = (
         study(world, tmp_path / f"{n}.db", "adjust", tuning=tuning, adjust=adjust) for n in "ab"
@@ -289,7 +290,7 @@ def test_a_stopped_adjustment_scores_no_step_twice(
         "_report_step",
         lambda self, info: steps.append(self._steps_ended + info.done) or step(self, info),
     )
-    for until in (8, 22, 50)[
+    for until in (4, 11, 25)[
         : 1 + len(rates)
     ]:  # after each of the steps that are scored; in the second rate
         with monkeypatch.context() as patch:
@@ -299,14 +300,14 @@ def test_a_stopped_adjustment_scores_no_step_twice(
                 lambda self, until=until: bool(steps) and steps[-1] >= until,
             )
             assert run_study(halted).interrupted
-        if len(rates) == 1 and until == 8:
+        if len(rates) == 1 and until == 4:
             with Store.open(halted.store) as store:
-                assert {cell.protocol for cell in store.cells.read()} == {"adjust@5"}, (
+                assert {cell.protocol for cell in store.cells.read()} == {"adjust@3"}, (
                     "committed as it came"
                 )
-    found, _ = ran(halted)
+    resumed_cells, _ = ran(halted)
     assert len(tested) == 2 * once
-    assert {place: cell.score for place, cell in found.items()} == {
+    assert {place: cell.score for place, cell in resumed_cells.items()} == {
         p: c.score for p, c in expected.items()
     }
     with Store.open(halted.store) as store:
@@ -329,26 +330,26 @@ def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
     whole, halted = (
         study(world, tmp_path / f"{n}.db", "train_before_test", tuning=tuning) for n in "ab"
     )
-    made: list[int] = []
+    steps_made: list[int] = []
     make_step = FullTuningJob.step
     monkeypatch.setattr(
         FullTuningJob,
         "step",
-        lambda self, rows, rate: made.append(1) or make_step(self, rows, rate),
+        lambda self, rows, rate: steps_made.append(1) or make_step(self, rows, rate),
     )
     expected, lanes = ran(whole)
-    once = len(made)
+    once = len(steps_made)
     for share in (0.2, 0.5, 0.9):
         with monkeypatch.context() as patch:
             patch.setattr(
                 RowTuning,
                 "is_stop_requested",
-                lambda self, share=share: len(made) >= once * (1 + share),
+                lambda self, share=share: len(steps_made) >= once * (1 + share),
             )
             assert run_study(halted).interrupted
-    found, again = ran(halted)
-    assert len(made) == 2 * once, "no step was made twice"
-    assert {place: cell.score for place, cell in found.items()} == {
+    resumed_cells, again = ran(halted)
+    assert len(steps_made) == 2 * once, "no step was made twice"
+    assert {place: cell.score for place, cell in resumed_cells.items()} == {
         p: c.score for p, c in expected.items()
     }
     curves = [
@@ -365,7 +366,7 @@ def test_a_stopped_race_drops_its_lanes_when_the_whole_one_does(
 ):
     from potentia.run.tuning import RowTuning
 
-    one = {"tasks": [{"name": "colours", "file": str(world / "colours.jsonl")}]}
+    one = {"tasks": [{"name": "colours", "file": str(world / "raced.jsonl")}]}
     tuning = TUNING | {
         "method": method,
         "learning_rates": [1e-2, 1e-3, 1e-8],

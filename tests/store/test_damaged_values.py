@@ -10,7 +10,7 @@ import pytest
 from made_store import make_store
 from potentia.errors import PotentiaError
 from potentia.evidence import read
-from potentia.show import make_report
+from potentia.show import build_sections, make_report
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ def test_a_value_that_no_run_writes_is_refused(change: str, tmp_path: Path) -> N
     with sqlite3.connect(store) as connection:
         connection.execute(change)
     with pytest.raises(PotentiaError, match="in the store is damaged"):
-        make_report(read(str(store)))
+        build_sections(make_report(read(str(store))))

@@ -34,10 +34,10 @@ def potentia(
         from potentia.cli.app import run_command_line
 
         monkeypatch.setattr(sys, "argv", ["potentia", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             run_command_line()
         spoken = capsys.readouterr()
-        return Done(int(left.value.code or 0), spoken.out, spoken.err)
+        return Done(int(exit_info.value.code or 0), spoken.out, spoken.err)
 
     return call
 

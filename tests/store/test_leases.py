@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from potentia.store import Store
+from potentia.store import Store, schema
 from potentia.store import records as module
-from potentia.store import schema as s
 
 CLAIM = """
 import sys, time
@@ -32,18 +31,18 @@ def other(url: str, keys: str, seconds: float = 60) -> subprocess.Popen[str]:
 
 
 def test_cells_are_claimed_by_one_process_until_it_lets_go(store: Store, store_url: str):
-    lease = store.leases.claim("s1", "m", ["a", "b"], run="r")
+    lease = store.leases.claim("s1", "m", ["a", "b"], run_id="r")
     assert store.leases.is_mine(lease)
     with Store.open(store_url) as second:
-        held = second.leases.claim("s1", "m", ["b", "c"])
-        assert not second.leases.is_mine(held)
-        assert (held.pid, held.run, held.row) == (os.getpid(), "r", "m")
-        assert f"process {os.getpid()} on " in held.owner
+        other_lease = second.leases.claim("s1", "m", ["b", "c"])
+        assert not second.leases.is_mine(other_lease)
+        assert (other_lease.pid, other_lease.run, other_lease.row) == (os.getpid(), "r", "m")
+        assert f"process {os.getpid()} on " in other_lease.owner
         free = second.leases.claim("s1", "n", ["c"])
         assert second.leases.is_mine(free), (
             "what nobody has can be had, and b was not taken on the way"
         )
-        assert [one.row for one in store.leases.read(study="first")] == ["m", "n"]
+        assert [lease_record.row for lease_record in store.leases.read(study="first")] == ["m", "n"]
         second.leases.release(free)
         store.leases.release(lease)
         assert second.leases.is_mine(second.leases.claim("s1", "m", ["b", "c"]))
@@ -70,13 +69,13 @@ def test_from_another_machine_only_a_lease_without_a_beat_is_taken(
         )
         with store.database.writing() as connection:
             connection.execute(
-                s.leases.update().values(beat=s.leases.c.beat - module.LEASE_SECONDS)
+                schema.leases.update().values(beat=schema.leases.c.beat - module.LEASE_SECONDS)
             )
         assert store.leases.beat(lease)
         assert not far.leases.is_mine(far.leases.claim("s1", "m", ["a"])), "it has just said so"
         for jump in (3600, -3600):  # a clock that was set: what beats is not taken
             with store.database.writing() as connection:
-                connection.execute(s.leases.update().values(beat=s.leases.c.beat + jump))
+                connection.execute(schema.leases.update().values(beat=schema.leases.c.beat + jump))
             assert not far.leases.is_mine(far.leases.claim("s1", "m", ["a"]))
             assert store.leases.beat(lease)
             monkeypatch.setattr(module, "BEAT_SECONDS", 0.0)
@@ -84,7 +83,7 @@ def test_from_another_machine_only_a_lease_without_a_beat_is_taken(
             monkeypatch.setattr(module, "BEAT_SECONDS", 10.0)
         with store.database.writing() as connection:
             connection.execute(
-                s.leases.update().values(beat=s.leases.c.beat - module.LEASE_SECONDS - 1)
+                schema.leases.update().values(beat=schema.leases.c.beat - module.LEASE_SECONDS - 1)
             )
         assert not far.leases.is_mine(far.leases.claim("s1", "m", ["a"])), "it may beat in a moment"
         monkeypatch.setattr(module, "BEAT_SECONDS", 0.0)

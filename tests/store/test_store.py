@@ -15,9 +15,10 @@ import pytest
 import sqlalchemy as sa
 
 from potentia.errors import DataError, InputError, StoreError
-from potentia.store import CellRecord, EpochRecord, LaneRecord, Store, schema
-from potentia.store.error_words import errors_in_words
-from potentia.store.opening import _configure
+from potentia.store import CellRecord, LaneRecord, Store, choose_study, schema
+from potentia.store.error_translation import translated_errors
+from potentia.store.opening import _configure_sqlite
+from potentia.values.fine_tuning import EpochResult
 from potentia.values.metric import Metric
 from potentia.values.provenance import Provenance
 from potentia.values.scores import ItemOutcome, Score
@@ -160,7 +161,7 @@ def test_a_failure_lasts_until_the_cell_is_committed(store: Store, make_cell: Ma
 
 
 def test_lanes_keep_their_curves(store: Store, make_cell: MakeCell) -> None:
-    points = (EpochRecord(0, None, 0.25, 0.1), EpochRecord(1, 2.5, 0.5, 0.1, 3.5, 4096))
+    points = (EpochResult(0, None, 0.25, 0.1), EpochResult(1, 2.5, 0.5, 0.1, 3.5, 4096))
     lane = LaneRecord("l1", "s1", "m", "t", 2e-5, style="chat", seed=1, cell="k1", epochs=points)
     store.lanes.save(lane)
     store.lanes.save(LaneRecord("l0", "s1", "m", "t", 1e-5))
@@ -169,7 +170,7 @@ def test_lanes_keep_their_curves(store: Store, make_cell: MakeCell) -> None:
         lane,
         status="done",
         selected=True,
-        epochs=(*points, EpochRecord(2, 2.0, 0.75, 0.1, 3.5, 4096)),
+        epochs=(*points, EpochResult(2, 2.0, 0.75, 0.1, 3.5, 4096)),
     )
     store.lanes.save(done)
     assert [x.key for x in store.lanes.read(study="first")] == ["l0", "l1"]
@@ -186,8 +187,8 @@ def test_events_are_followed_by_id(store: Store) -> None:
     store.studies.open("second", "s2", {})
     store.events.append("s2", "row", {})
     assert [e.payload["i"] for e in store.events.read("first", limit=3)] == [0, 1, 2]
-    rest = store.events.read("first", after_id=ids[2])
-    assert [(e.kind, e.payload["i"]) for e in rest] == [("cell", 3), ("cell", 4)]
+    content = store.events.read("first", after_id=ids[2])
+    assert [(e.kind, e.payload["i"]) for e in content] == [("cell", 3), ("cell", 4)]
     assert store.events.read("first", after_id=ids[-1]) == []
 
 
@@ -217,13 +218,15 @@ def test_choices_are_the_selections_of_the_cells(store: Store, make_cell: MakeCe
         c.key: c.selection for c in store.cells.read()
     }
     (one,) = store.provenance.read_choices(protocol="train_before_test")
-    assert (one.model, one.task, one.metric, one.may_have("tuned"), one.may_have("rates")) == (
-        "m",
-        "t",
-        "acc",
-        True,
-        False,
-    )
+    assert (one.model, one.task, one.metric, one.selection) == ("m", "t", "acc", chosen)
+
+
+def test_a_module_called_like_a_field_is_not_that_field(store: Store, make_cell: MakeCell) -> None:
+    names = ("unknown_tokens", "cut_prompts", "cut_examples", "search")
+    store.cells.commit(make_cell("k1", selection=Selection(target_modules=names)))
+    assert store.provenance.read_unknown_tokens() == {}
+    assert store.provenance.read_cut_prompts() == {}
+    assert store.provenance.read_cut_examples() == {}
 
 
 def test_progress_is_the_latest_state(store: Store) -> None:
@@ -255,7 +258,7 @@ def test_the_matrix_has_gaps_where_cells_are_missing(store: Store, make_cell: Ma
     assert matrix.n[0].tolist() == [100, 50]
     other = store.scores.read_matrix("direct", metric="acc_norm")
     assert (other.tasks, other.values.tolist()) == (("t",), [[0.375], [0.125]])
-    with pytest.raises(InputError, match="no train_before_test cells"):
+    with pytest.raises(InputError, match="no train_before_test results"):
         store.scores.read_matrix("train_before_test")
     with pytest.raises(InputError, match="metric 'f1'"):
         store.scores.read_matrix("direct", metric="f1")
@@ -284,9 +287,9 @@ def test_missing_items_are_named(store: Store, make_cell: MakeCell) -> None:
     with pytest.raises(StoreError, match="cannot be read"):
         store.cells.read_items("k1")
     path.unlink()
-    with pytest.raises(StoreError, match="items of this cell are missing"):
+    with pytest.raises(StoreError, match="examples of this result are missing"):
         store.cells.read_items("k1")
-    with pytest.raises(StoreError, match="no cell 'absent'"):
+    with pytest.raises(StoreError, match="no result 'absent'"):
         store.cells.read_items("absent")
 
 
@@ -329,7 +332,7 @@ def test_many_make_one_store_at_one_moment(tmp_path: Path) -> None:
         connection = sqlite3.connect(path)
         gate.wait()
         try:
-            _configure(connection, None)
+            _configure_sqlite(connection, None)
         except sqlite3.OperationalError as error:
             errors.append(error)
         finally:
@@ -354,11 +357,11 @@ def test_only_a_store_that_is_gone_is_called_gone(tmp_path: Path) -> None:
         (here, "No such file"),
         (tmp_path / "gone.db", "removed while it was in use"),
     ):
-        with pytest.raises(StoreError, match=said), errors_in_words(str(place)):
+        with pytest.raises(StoreError, match=said), translated_errors(str(place)):
             (tmp_path / "items" / "of-a-cell").read_bytes()
     with (
         pytest.raises(StoreError, match="No such file"),
-        errors_in_words("postgresql://server/potentia"),
+        translated_errors("postgresql://server/potentia"),
     ):
         (tmp_path / "items" / "of-a-cell").read_bytes()
 
@@ -384,3 +387,17 @@ def test_a_copy_under_another_name_has_the_adapter_too(store: Store, make_cell: 
     copied = store.adapters.find("k2")
     assert copied is not None
     assert (copied / "adapter_config.json").read_text() == "{}"
+
+
+def test_a_study_is_chosen_by_its_name_or_any_beginning_of_its_key_that_is_its_alone(
+    store: Store,
+) -> None:
+    for name, key in (("one", "abcd1" + "0" * 27), ("two", "abcd2" + "0" * 27)):
+        store.studies.open(name, key, {"name": name})
+    records = store.studies.read()
+    assert choose_study(records, "abcd2", where="s.db").name == "two"
+    assert choose_study(records, "one", where="s.db").key.startswith("abcd1")
+    with pytest.raises(DataError, match="2 studies have a key that begins with 'abcd'"):
+        choose_study(records, "abcd", where="s.db")
+    with pytest.raises(DataError, match="no study 'abc'"):  # too short to mean a key
+        choose_study(records, "abc", where="s.db")

@@ -15,7 +15,7 @@ import tiny
 from potentia.cli.app import app
 from potentia.errors import StoreError
 from potentia.run import plan_study, run_study
-from potentia.store import Store, check_store
+from potentia.store import Store, absorb_study, check_store
 from potentia.store.cells import Cells
 from potentia.store.items import items_path
 from potentia.study import Study, make_study
@@ -26,7 +26,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Study:
     folder = tmp_path_factory.mktemp("whole")
     tiny.save_model(folder / "m0", seed=0)
     tiny.save_questions(folder / "colours.jsonl", n=60)
-    made = make_study(
+    new_study = make_study(
         {
             "name": "damaged",
             "models": [{"name": "m0", "path": str(folder / "m0")}],
@@ -36,8 +36,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Study:
             "store": str(folder / "s.db"),
         }
     )
-    assert run_study(made).computed == 2
-    return made
+    assert run_study(new_study).computed == 2
+    return new_study
 
 
 @pytest.fixture
@@ -58,11 +58,11 @@ def test_a_cell_with_bad_items_is_computed_anew(study: Study, damage: str):
     path = items_of(study, "direct")
     with Store.open(study.store, readonly=True) as store:
         before = store.scores.read_matrix("direct").values
-    whole = path.read_bytes()
+    original_bytes = path.read_bytes()
     if damage == "gone":
         path.unlink()
     else:
-        path.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"")
+        path.write_bytes(original_bytes[: len(original_bytes) // 2] if damage == "cut" else b"")
     plan = plan_study(study)
     assert len(plan.damaged) == 1
     result = run_study(plan)
@@ -74,15 +74,17 @@ def test_a_cell_with_bad_items_is_computed_anew(study: Study, damage: str):
 
 def test_check_tells_and_repairs_what_only_a_whole_reading_finds(study: Study):
     path = items_of(study, "train_before_test")
-    whole = bytearray(path.read_bytes())
-    whole[8 : len(whole) // 2] = bytes(len(whole) // 2 - 8)  # the ends are as they should be
-    path.write_bytes(bytes(whole))
+    original_bytes = bytearray(path.read_bytes())
+    original_bytes[8 : len(original_bytes) // 2] = bytes(
+        len(original_bytes) // 2 - 8
+    )  # the ends are as they should be
+    path.write_bytes(bytes(original_bytes))
     stray = path.with_name("nobody.parquet")
     stray.write_bytes(b"?")
-    told = CliRunner().invoke(app, ["status", "--check", study.store, "--json"])
-    assert told.exit_code == 1
-    found = json.loads(told.stdout)["problems"]
-    assert sorted(problem["kind"] for problem in found) == ["items", "stray"]
+    invocation = CliRunner().invoke(app, ["status", "--check", study.store, "--json"])
+    assert invocation.exit_code == 1
+    result = json.loads(invocation.stdout)["problems"]
+    assert sorted(problem["kind"] for problem in result) == ["items", "stray"]
     assert path.exists()
     assert CliRunner().invoke(app, ["status", "--check", study.store, "--repair"]).exit_code == 0
     assert not stray.exists()
@@ -96,15 +98,21 @@ def test_check_tells_and_repairs_what_only_a_whole_reading_finds(study: Study):
 
 def test_a_changed_value_inside_the_items_is_found(study: Study):
     path = items_of(study, "direct")
-    whole, told = bytearray(path.read_bytes()), 0
+    original_bytes, told = bytearray(path.read_bytes()), 0
     with Store.open(study.store, readonly=True) as store:
         (cell,) = store.cells.read(protocol="direct")
         before = store.cells.read_items(cell.key)
-        for place in range(4, len(whole) - 8, 31):  # one bit, at many places in turn
-            path.write_bytes(bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]))
-            found = [problem.kind for problem in check_store(store)]
-            assert found == ["items"] or store.cells.read_items(cell.key) == before, place
-            told += bool(found)
+        for place in range(4, len(original_bytes) - 8, 31):  # one bit, at many places in turn
+            path.write_bytes(
+                bytes(
+                    original_bytes[:place]
+                    + bytes([original_bytes[place] ^ 1])
+                    + original_bytes[place + 1 :]
+                )
+            )
+            result = [problem.kind for problem in check_store(store)]
+            assert result == ["items"] or store.cells.read_items(cell.key) == before, place
+            told += bool(result)
     assert told > 20
 
 
@@ -128,7 +136,7 @@ def test_nothing_finished_is_deleted_before_its_replacement(
 
 def test_a_run_that_sees_none_of_the_items_refuses(study: Study, tmp_path: Path):
     (tmp_path / "s.db.items").rename(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="items of all 2 finished cells are missing"):
+    with pytest.raises(StoreError, match="examples of all 2 finished results are missing"):
         plan_study(study)
     (tmp_path / "elsewhere").rename(tmp_path / "s.db.items")
     assert run_study(study).computed == 0
@@ -146,9 +154,11 @@ def test_one_cell_is_discarded_and_computed_again(study: Study):
     asked = ["store", "discard", study.store, "--protocol", "direct"]
     refused = CliRunner().invoke(app, asked)  # no terminal to ask
     assert "m0 × colours × direct" in refused.stdout
-    assert "this would discard 1 results" in str(refused.exception)
+    assert "this would discard 1 result" in str(refused.exception)
     assert all(cell.finished for cell in plan_study(study).iterate_cells())
-    assert CliRunner().invoke(app, [*asked, "--yes"]).exit_code == 0
+    discarded = CliRunner().invoke(app, [*asked, "--yes", "--json"])
+    (result,) = json.loads(discarded.stdout)["discarded"]
+    assert (result["model"], result["task"], result["protocol"]) == ("m0", "colours", "direct")
     assert not items_of_all(study, "direct")
     assert run_study(study).computed == 1
 
@@ -161,8 +171,8 @@ def items_of_all(study: Study, protocol: str) -> list[str]:
 def test_a_store_in_use_is_not_repaired(study: Study):
     with Store.open(study.store) as store:
         lease = store.leases.claim("damaged", "m0", ["x"])
-        told = CliRunner().invoke(app, ["status", "--check", study.store, "--repair"])
-        assert "is run by process" in str(told.exception)
+        invocation = CliRunner().invoke(app, ["status", "--check", study.store, "--repair"])
+        assert "is run by process" in str(invocation.exception)
         store.leases.release(lease)
 
 
@@ -178,12 +188,35 @@ def test_a_record_that_commands_cannot_read_is_found(study: Study):
         "DELETE FROM scores",
         "PRAGMA foreign_keys = OFF; DELETE FROM studies",
     )
-    whole = Path(study.store).read_bytes()
+    original_bytes = Path(study.store).read_bytes()
     for damage in damages:
         with contextlib.closing(sqlite3.connect(study.store)) as raw:
             raw.executescript(damage)
-        told = CliRunner().invoke(app, ["status", "--check", study.store])
-        assert told.exit_code == 1, damage
-        assert "Traceback" not in told.stdout
-        Path(study.store).write_bytes(whole)
+        invocation = CliRunner().invoke(app, ["status", "--check", study.store])
+        assert invocation.exit_code == 1, damage
+        assert "Traceback" not in invocation.stdout
+        Path(study.store).write_bytes(original_bytes)
     assert CliRunner().invoke(app, ["status", "--check", study.store]).exit_code == 0
+
+
+def test_a_study_takes_over_the_one_that_it_replaces(finished: Study, tmp_path: Path) -> None:
+    """A study of one more checkpoint replaces the study before it: results, curves and log stay."""
+    store_file = tmp_path / "s.db"
+    shutil.copy(finished.store, store_file)
+    shutil.copytree(f"{finished.store}.items", f"{store_file}.items")
+    with Store.open(store_file) as store:
+        (earlier,) = store.studies.read()
+        cells = {cell.key for cell in store.cells.read(study=earlier.key)}
+        lanes = {lane.key for lane in store.lanes.read(study=earlier.key)}
+        events = len(store.events.read(earlier.key))
+        assert cells
+        assert lanes
+        assert events
+        later = store.studies.open("later", "later-key", {**earlier.spec, "name": "later"})
+        store.cells.adopt(later.key, list(cells)[:1])
+        absorb_study(store, earlier.key, later.key)
+        assert [study.key for study in store.studies.read()] == [later.key]
+        assert {cell.key for cell in store.cells.read(study=later.key)} == cells
+        assert {lane.key for lane in store.lanes.read(study=later.key)} == lanes
+        assert len(store.events.read(later.key)) == events
+        assert check_store(store) == []

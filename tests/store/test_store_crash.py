@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from potentia.store import Store
+from speed import PATIENCE
 
 CELLS = 2000
 BATCH = 25
@@ -56,20 +57,20 @@ def check(where: Path) -> int:
 
 @pytest.mark.slow
 def test_killed_writers_lose_nothing(tmp_path: Path) -> None:
-    where = tmp_path / "store.db"
+    path = tmp_path / "store.db"
     script = tmp_path / "writer.py"
     script.write_text(WRITER)
-    log = where.with_name("store.db-wal")
+    log = path.with_name("store.db-wal")
     dice = random.Random(7)
 
     def start(name: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, str(script), str(where), name])
+        return subprocess.Popen([sys.executable, str(script), str(path), name])
 
     seen = 0
     for _ in range(4):
         writers = [start("a"), start("b")]
         # Wait until this round has written something, so that the kill falls into the writing.
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and all(w.poll() is None for w in writers):
             if log.exists() and log.stat().st_size > 300_000:
                 break
@@ -79,9 +80,9 @@ def test_killed_writers_lose_nothing(tmp_path: Path) -> None:
             writer.send_signal(signal.SIGKILL)
         for writer in writers:
             writer.wait()
-        now = check(where) if where.exists() else 0
+        now = check(path) if path.exists() else 0
         assert now >= seen
         seen = now
     writers = [start("a"), start("b")]
-    assert [writer.wait(timeout=300) for writer in writers] == [0, 0]
-    assert check(where) == 2 * CELLS
+    assert [writer.wait(timeout=PATIENCE) for writer in writers] == [0, 0]
+    assert check(path) == 2 * CELLS

@@ -11,12 +11,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
-from potentia.errors import NoStoreError, StoreError
+from potentia.errors import NoStoreError, StoreAwayError, StoreError
 from potentia.store import CellRecord, Store
-from potentia.store.opening import locate
+from potentia.store.error_translation import translated_errors
+from potentia.store.opening import locate_store
 from potentia.values.provenance import Provenance
 from potentia.values.scores import ItemOutcome
+from speed import PATIENCE
 
 MakeCell = Callable[..., CellRecord]
 
@@ -52,14 +55,14 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     text.write_text("this is no database, " * 100)
     with pytest.raises(StoreError, match="not a database"):
         Store.open(text)
-    other = tmp_path / "other.db"
-    with sqlite3.connect(other) as raw:
+    other_file = tmp_path / "other.db"
+    with sqlite3.connect(other_file) as raw:
         raw.execute("CREATE TABLE songs (name TEXT)")
     with pytest.raises(StoreError, match="not a Potentia store"):
-        Store.open(other)
+        Store.open(other_file)
     for opening in (Store.find, partial(Store.open, readonly=True)):
         with pytest.raises(StoreError, match="not a Potentia store"):
-            opening(other)
+            opening(other_file)
     with pytest.raises(StoreError, match="this is a folder"):
         Store.open(tmp_path)
     with pytest.raises(StoreError, match="no such store"):
@@ -81,7 +84,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         ("mysql://host/name", "SQLite or PostgreSQL"),
         ("sqlite://", "memory"),
         ("sqlite:///:memory:", "memory"),
-        ("http://[bad", "no database URL|SQLite or PostgreSQL"),
+        ("http://[bad", "not a database URL|SQLite or PostgreSQL"),
         ("", "no name"),
     ],
 )
@@ -100,11 +103,11 @@ def test_a_server_that_is_not_there_is_said() -> None:
 def test_urls_say_where_the_items_are(tmp_path: Path) -> None:
     with Store.open(tmp_path / "a.db") as store:
         assert store.items_folder == tmp_path / "a.db.items"
-    found = locate("postgresql://host/name?items=/data/items&connect_timeout=3")
-    assert (found.file, found.items_folder) == (None, Path("/data/items"))
-    assert found.url.drivername == "postgresql+psycopg"
-    assert dict(found.url.query) == {"connect_timeout": "3"}
-    assert locate("postgresql+psycopg://host/name").items_folder is None
+    result = locate_store("postgresql://host/name?items=/data/items&connect_timeout=3")
+    assert (result.file, result.items_folder) == (None, Path("/data/items"))
+    assert result.url.drivername == "postgresql+psycopg"
+    assert dict(result.url.query) == {"connect_timeout": "3"}
+    assert locate_store("postgresql+psycopg://host/name").items_folder is None
     with Store.open(f"sqlite:///{tmp_path}/c.db?items={tmp_path}/there") as store:
         assert store.items_folder == tmp_path / "there"
     with Store.open(tmp_path / "c.db") as store:
@@ -131,11 +134,11 @@ def test_items_lie_where_the_store_was_made(
         with Store.open(f"{postgres_server}/{name}") as store:
             assert store.items_folder == tmp_path / "one" / "potentia.items"
     assert not any((tmp_path / "two").iterdir())
-    assert locate(f"sqlite:///{tmp_path}/b.db").file == tmp_path / "b.db"
+    assert locate_store(f"sqlite:///{tmp_path}/b.db").file == tmp_path / "b.db"
 
 
 def test_a_place_that_cannot_be_written_has_a_hint(tmp_path: Path, make_cell: MakeCell) -> None:
-    with pytest.raises(StoreError, match="--store"):
+    with pytest.raises(StoreError, match="name another store"):
         Store.open("/proc/potentia.db")
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="hint"):
@@ -220,10 +223,10 @@ def test_a_cell_whose_items_fail_is_not_committed(tmp_path: Path, make_cell: Mak
 
 def test_two_processes_may_create_the_same_store(tmp_path: Path) -> None:
     code = "import sys; from potentia.store import Store; Store.open(sys.argv[1]).studies.open('a', 'k', {})"
-    where = str(tmp_path / "deep" / "store.db")
-    made = [subprocess.Popen([sys.executable, "-c", code, where]) for _ in range(3)]
-    assert [process.wait(timeout=300) for process in made] == [0, 0, 0]
-    with Store.open(where) as store:
+    path = str(tmp_path / "deep" / "store.db")
+    processes = [subprocess.Popen([sys.executable, "-c", code, path]) for _ in range(3)]
+    assert [process.wait(timeout=PATIENCE) for process in processes] == [0, 0, 0]
+    with Store.open(path) as store:
         assert [study.key for study in store.studies.read()] == ["k"]
 
 
@@ -231,10 +234,10 @@ def test_looking_for_a_store_makes_none(store_url: str) -> None:
     assert Store.find(store_url) is None
     assert Store.find(store_url) is None, "the first look left no table behind"
     Store.open(store_url).close()
-    found = Store.find(store_url)
-    assert found is not None
-    with found:
-        assert found.studies.read() == []
+    store = Store.find(store_url)
+    assert store is not None
+    with store:
+        assert store.studies.read() == []
 
 
 def test_a_damaged_record_is_told(tmp_path: Path):
@@ -242,10 +245,10 @@ def test_a_damaged_record_is_told(tmp_path: Path):
 
     from made_store import make_store
 
-    where = make_store(tmp_path / "made.db")
-    with sqlite3.connect(where) as raw:
+    path = make_store(tmp_path / "made.db")
+    with sqlite3.connect(path) as raw:
         raw.execute("UPDATE provenances SET provenance = substr(provenance, 1, 40)")
-    with Store.open(where, readonly=True) as store, pytest.raises(StoreError, match="damaged"):
+    with Store.open(path, readonly=True) as store, pytest.raises(StoreError, match="damaged"):
         store.cells.read()
 
 
@@ -255,11 +258,23 @@ def test_a_damaged_schema_is_told(tmp_path: Path):
 
     from made_store import make_store
 
-    where = make_store(tmp_path / "made.db")
-    with sqlite3.connect(where) as raw:
+    store = make_store(tmp_path / "made.db")
+    with sqlite3.connect(store) as raw:
         raw.execute("PRAGMA writable_schema = ON")
         raw.execute(
             "UPDATE sqlite_master SET name = CAST(x'ff41' AS TEXT), sql = 'x' WHERE name = 'cells'"
         )
     with pytest.raises(StoreError, match="malformed"):
-        Store.open(where, readonly=True)
+        Store.open(store, readonly=True)
+
+
+def test_a_lock_is_told_from_other_errors_by_its_code(tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 's.db'}", connect_args={"timeout": 0})
+    misleading = sa.text('SELECT * FROM "database is locked"')
+    with pytest.raises(StoreError) as no_table, translated_errors("s.db"), engine.connect() as one:
+        one.execute(misleading)
+    assert not isinstance(no_table.value, StoreAwayError)
+    with engine.connect() as holder, engine.connect() as other:
+        holder.exec_driver_sql("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreAwayError, match="another process"), translated_errors("s.db"):
+            other.exec_driver_sql("BEGIN IMMEDIATE")

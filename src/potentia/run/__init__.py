@@ -4,9 +4,9 @@ What proposes cells and races lanes draws on the analyses, and so on scipy; it i
 ``potentia status`` and every worker a second.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from potentia.later import import_later
 from potentia.run.calibration import estimate_cost
 from potentia.run.cost import (
     CellWork,
@@ -20,15 +20,16 @@ from potentia.run.cost import (
 )
 from potentia.run.execute import RunResult, choose_worker_count, run_study
 from potentia.run.executors.worker_processes import WorkerProcesses, estimate_worker_count
+from potentia.run.growing_study import absorb_shorter_studies
 from potentia.run.plan import Assignment, CellPlan, Row, StudyPlan, load_tasks, plan_study
-from potentia.run.progress import (
-    PACED,
-    CellCount,
+from potentia.run.progress import PACED, CellCount, estimate_seconds_left
+from potentia.run.status import (
     count_planned_cells,
-    estimate_seconds_left,
     is_running,
+    read_device,
     read_store_status,
 )
+from potentia.run.time_left import WORK_EVENT, StudyClock, WorkLeft, describe_time_left
 
 if TYPE_CHECKING:
     from potentia.run.adaptive import (
@@ -60,8 +61,4 @@ _LATER = {
     "Race": "select",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(f"potentia.run.{_LATER[name]}"), name)
-    raise AttributeError(f"module 'potentia.run' has no attribute {name!r}")
+__getattr__ = import_later(__name__, _LATER)

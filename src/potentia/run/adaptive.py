@@ -26,7 +26,7 @@ from potentia.run.execute import RunResult, run_study
 from potentia.run.executors.local import ModelSession
 from potentia.run.plan import CellPlan, Row, StudyPlan, mark_finished_cells
 from potentia.run.progress import find_store, open_store, read_events
-from potentia.study import Study, Wanted
+from potentia.study import Study, WantedResults
 from potentia.values.failure import CellFailure
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol, TaskName
 
@@ -38,16 +38,23 @@ if TYPE_CHECKING:
 SHARED_LOAD = 4.0  # cells that share the loading of a row: it is loaded anew in every wave
 
 
-def make_grid(plan: StudyPlan) -> StudyGrid:
+def make_grid(study_plan: StudyPlan) -> StudyGrid:
     """Return the tuned cells that a study is ranked by: folds of a task joined, texts and blind twins left out."""
-    protocol = next((p for p in (TRAIN_BEFORE_TEST, ADJUST) if p in plan.study.protocols), None)
+    protocol = next(
+        (
+            candidate
+            for candidate in (TRAIN_BEFORE_TEST, ADJUST)
+            if candidate in study_plan.study.protocols
+        ),
+        None,
+    )
     if protocol is None:
         raise InputError(
             "there is nothing to choose: the study tunes nothing",
             hint="add the protocol train_before_test, or run it whole: scores without tuning are cheap",
         )
     tasks: dict[str, Task] = {}
-    for name, task in plan.tasks.by_name.items():
+    for name, task in study_plan.tasks.by_name.items():
         task_name = TaskName(name)
         if task.kind != "corpus" and task_name.sighted is None:
             tasks[task_name.whole] = task
@@ -57,9 +64,9 @@ def make_grid(plan: StudyPlan) -> StudyGrid:
             hint="models are ranked by their tasks; run the study whole",
         )
     return StudyGrid(
-        models=tuple(row.model.name for row in plan.rows if not row.problem),
+        models=tuple(row.model.name for row in study_plan.rows if not row.problem),
         tasks=tuple(tasks),
-        metrics=tuple(task.metric_named(task.metric) for task in tasks.values()),
+        metrics=tuple(task.describe_metric(task.metric) for task in tasks.values()),
         protocol=Protocol(protocol),
     )
 
@@ -78,14 +85,14 @@ def price_grid(grid: StudyGrid, cost: StudyCost) -> CellCosts:
         price = cell.flops
         if has_seconds:
             is_first_fold = np.isnan(values[position])  # the folds of a task share one loading
-            load = cost.loads[cell.model] / SHARED_LOAD if is_first_fold else 0.0
-            price = cell.seconds + load
+            load_cost = cost.loads[cell.model] / SHARED_LOAD if is_first_fold else 0.0
+            price = cell.seconds + load_cost
         values[position] = np.nan_to_num(values[position]) + price
-    unit = "seconds" if has_seconds else "FLOPs"
+    cost_unit = "seconds" if has_seconds else "FLOPs"
     if not np.isfinite(values).any():
         values = np.ones_like(values)
-        unit = "cells"
-    return CellCosts(grid.models, grid.tasks, values=values, unit=unit)
+        cost_unit = "cells"
+    return CellCosts(grid.models, grid.tasks, values=values, unit=cost_unit)
 
 
 def convert_budget(budget: str | None, costs: CellCosts, hint: str) -> float | None:
@@ -94,7 +101,7 @@ def convert_budget(budget: str | None, costs: CellCosts, hint: str) -> float | N
         return None
     converted = parse_budget(budget, float(np.nansum(costs.values)))
     if costs.unit != "seconds" and not _is_share(budget):
-        raise InputError("no times are known, so a budget in time says nothing", hint=hint)
+        raise InputError("no times are known, so a budget cannot be a time", hint=hint)
     return converted
 
 
@@ -102,32 +109,36 @@ def _is_share(budget: str) -> bool:
     return budget.rstrip().endswith("%")
 
 
-def _read_evidence_so_far(plan: StudyPlan) -> Evidence | None:
+def _read_evidence_so_far(study_plan: StudyPlan) -> Evidence | None:
     """Return what the store has of this study; None where that is nothing."""
     from potentia.evidence import read
 
-    store = find_store(plan.study.store)
+    store = find_store(study_plan.study.store)
     if store is None:
         return None
     with store:
-        is_stored = any(record.key == plan.key for record in store.studies.read())
-        has_cells = is_stored and store.cells.count(study=plan.key) > 0
+        is_stored = any(record.key == study_plan.key for record in store.studies.read())
+        has_cells = is_stored and store.cells.count(study=study_plan.key) > 0
     if not has_cells:
         return None
-    return read(plan.study.store, study=plan.key)
+    return read(study_plan.study.store, study=study_plan.key)
 
 
-def make_proposed_study(study: Study, cells: Sequence[tuple[str, str]], *, name: str) -> Study:
+def make_proposed_study(
+    study: Study, cells: Sequence[tuple[str, str]], *, study_name: str
+) -> Study:
     """Return the study that tunes these cells alone (and those that ``only`` names already), with blind twins."""
     tasks_by_model = {selected.model: list(selected.tasks) for selected in study.only or ()}
     for model, task in cells:
         model_tasks = tasks_by_model.setdefault(model, [])
-        for fold in study.benchmarks():
+        for fold in study.list_task_specs():
             task_name = TaskName(fold.name)
             if task in (task_name.whole, task_name.sighted) and fold.name not in model_tasks:
                 model_tasks.append(fold.name)
-    only = [Wanted(model=model, tasks=tuple(tasks)) for model, tasks in tasks_by_model.items()]
-    return study.model_copy(update={"only": tuple(only), "name": name})
+    wanted_cells = [
+        WantedResults(model=model, tasks=tuple(tasks)) for model, tasks in tasks_by_model.items()
+    ]
+    return study.model_copy(update={"only": tuple(wanted_cells), "name": study_name})
 
 
 def render_study(study: Study, first_line: str) -> str:
@@ -135,15 +146,19 @@ def render_study(study: Study, first_line: str) -> str:
     import yaml
 
     settings: dict[str, Any] = study.model_dump(mode="json", exclude_defaults=True)
-    only = settings.pop("only", None) or ()
+    wanted_cells = settings.pop("only", None) or ()
     settings.pop("name", None)
-    ordered = {"name": study.name, **settings, "only": [dict(selected) for selected in only]}
+    ordered = {
+        "name": study.name,
+        **settings,
+        "only": [dict(selected) for selected in wanted_cells],
+    }
     text = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=120)
     return f"# {first_line}\n{text}"
 
 
 def complete_study(
-    plan: StudyPlan,
+    study_plan: StudyPlan,
     *,
     history: Evidence | None = None,
     measured: npt.NDArray[np.bool_] | None = None,
@@ -153,10 +168,10 @@ def complete_study(
 
     readable_cells = None if measured is None else measured.astype(np.float64)
     return complete_grid(
-        make_grid(plan),
-        _read_evidence_so_far(plan),
+        make_grid(study_plan),
+        _read_evidence_so_far(study_plan),
         history=history,
-        facts=facts_of_study(plan.study),
+        facts=facts_of_study(study_plan.study),
         measured=readable_cells,
     )
 
@@ -177,7 +192,7 @@ class AdaptiveRun:
     wave: int = 0
     workers: int = 1
     watch: Callable[[StudyPlan], Any] | None = None
-    tell: Callable[[str], Any] = lambda _: None
+    report: Callable[[str], Any] = lambda _: None
     keep: bool = True  # models and workers from wave to wave
     grid: StudyGrid = field(init=False)
     results: list[RunResult] = field(init=False, default_factory=list)
@@ -202,21 +217,21 @@ class AdaptiveRun:
         journal = self._read_journal()
         # The price of a cell is the estimate of the first day; without times the whole study counts as 100 %.
         costs = self._price_cells(journal)
-        budget_left = convert_budget(self.budget, costs, "say a share: --budget 25%")
+        budget_left = convert_budget(self.budget, costs, "give a share: --budget 25%")
         self._run_part(self._keep_cells(self.plan, lambda _, cell: not cell.protocol.tuned))
         if not journal:
             self._log_prices(costs)
             journal = self._read_journal()
         measured = np.array(journal[0]["measured"], dtype=bool)
-        for wave in journal[1:]:
-            cells = [(str(model), str(task)) for model, task in wave["cells"]]
+        for journal_entry in journal[1:]:
+            cells = [(str(model), str(task)) for model, task in journal_entry["cells"]]
             self._run_cells(cells)
             budget_left = self._count_cells(cells, costs, measured, budget_left)
         while not self._is_interrupted:
             completion, chosen = self._choose_wave(costs, measured, budget_left)
             if not chosen.cells or chosen.settled:
                 return self._sum_results(), completion, chosen
-            self.tell(f"wave {len(self._read_journal())}: {len(chosen.cells)} cells")
+            self.report(f"wave {len(self._read_journal())}: {len(chosen.cells)} results")
             self._log_wave(completion, chosen)
             self._run_cells(chosen.cells)
             budget_left = self._count_cells(chosen.cells, costs, measured, budget_left)
@@ -246,7 +261,9 @@ class AdaptiveRun:
 
     def _log_prices(self, costs: CellCosts) -> None:
         """Write the prices of the first day, and which cells were there before, to the study's log."""
-        values = [[_none_if_nan(value) for value in row] for row in costs.values]
+        values = []
+        for row in costs.values:
+            values.append([_none_if_nan(value) for value in row])
         with open_store(self.plan.study.store) as store:
             payload = {
                 "models": list(costs.models),
@@ -283,7 +300,7 @@ class AdaptiveRun:
             budget=budget_left,
             confidence=self.confidence,
             top=self.top,
-            most=self.wave,
+            max_cells=self.wave,
         )
         return completion, chosen
 
@@ -323,7 +340,7 @@ class AdaptiveRun:
                 values=np.array(prices["costs"], dtype=np.float64),  # None becomes NaN
                 unit=str(prices["unit"]),
             )
-        self.tell("estimating the cost")
+        self.report("estimating the cost")
         needs_seconds = self.budget is not None and not _is_share(self.budget)
         return price_grid(self.grid, estimate_cost(self.plan, calibrate=needs_seconds))
 
@@ -335,22 +352,22 @@ class AdaptiveRun:
             measured.append([self._is_measured(rows[model], task) for task in self.grid.tasks])
         return measured
 
-    def _is_measured(self, row: Row, task: str) -> bool:
+    def _is_measured(self, row: Row, task_name: str) -> bool:
         """Whether all folds of a task are finished."""
         tuned_cells = [cell for cell in row.cells if cell.protocol == self.grid.protocol]
-        folds = [cell for cell in tuned_cells if TaskName(cell.task).whole == task]
+        folds = [cell for cell in tuned_cells if TaskName(cell.task).whole == task_name]
         return bool(folds) and all(cell.finished for cell in folds)
 
     # --- running -------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _keep_cells(plan: StudyPlan, is_kept: Callable[[str, CellPlan], bool]) -> StudyPlan:
+    def _keep_cells(study_plan: StudyPlan, is_kept: Callable[[str, CellPlan], bool]) -> StudyPlan:
         """Return the plan with some of its cells only."""
         rows = []
-        for row in plan.rows:
+        for row in study_plan.rows:
             cells = [cell for cell in row.cells if is_kept(row.model.name, cell)]
             rows.append(replace(row, cells=tuple(cells)))
-        return replace(plan, rows=tuple(rows))
+        return replace(study_plan, rows=tuple(rows))
 
     def _run_cells(self, cells: Cells) -> None:
         """Run the tuned cells of these models and tasks."""
@@ -358,20 +375,20 @@ class AdaptiveRun:
             rows = tuple(mark_finished_cells(self.plan.rows, store))
         chosen_cells = set(cells)
 
-        def is_chosen(model: str, cell: CellPlan) -> bool:
+        def is_chosen(model_name: str, cell: CellPlan) -> bool:
             is_tuned = cell.protocol.kind == self.grid.protocol
-            return is_tuned and (model, TaskName(cell.task).whole) in chosen_cells
+            return is_tuned and (model_name, TaskName(cell.task).whole) in chosen_cells
 
-        plan = replace(self.plan, rows=rows, outdated=(), damaged=())
-        plan = self._keep_cells(plan, is_chosen)
-        self._run_part(replace(plan, rows=tuple(row for row in plan.rows if row.cells)))
+        study_plan = replace(self.plan, rows=rows, outdated=(), damaged=())
+        study_plan = self._keep_cells(study_plan, is_chosen)
+        self._run_part(replace(study_plan, rows=tuple(row for row in study_plan.rows if row.cells)))
 
-    def _run_part(self, plan: StudyPlan) -> None:
+    def _run_part(self, study_plan: StudyPlan) -> None:
         if self._is_interrupted:
             return
-        if not self.results or any(row.pending for row in plan.rows):
+        if not self.results or any(row.pending for row in study_plan.rows):
             session = self.session if self.keep else None
-            result = run_study(plan, workers=self.workers, watch=self.watch, session=session)
+            result = run_study(study_plan, workers=self.workers, watch=self.watch, session=session)
             self.results.append(result)
 
     def _sum_results(self) -> RunResult:

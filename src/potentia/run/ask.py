@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary
 
 from potentia.errors import TaskError
 from potentia.values.answer_bits import AnswerBits, compute_answer_bits
+from potentia.values.fine_tuning import Style
 from potentia.values.requests import Continuation, Document, Generation, Likelihood
-from potentia.values.sampling import SamplePlan, estimate_pass_at_k, pass_metric
+from potentia.values.sampling import SamplePlan, estimate_pass_at_k, name_pass_metric
 from potentia.values.scores import ItemOutcome, Score
 from potentia.values.selection import Selection
 
@@ -29,7 +30,6 @@ TIE = 1e-6  # nats; choices that differ by less are equal
 TIED_SHARE = 0.95  # of the documents; with so many ties a result says nothing
 # metrics that are 1 for a right answer and 0 for a wrong one
 RIGHT_OR_WRONG = frozenset({"exact_match", "acc", "em", "math_verify", "judge"})
-Style = Literal["plain", "chat"]  # the prompt as it is, or in the model's chat template
 SplitName = Literal["train", "validation", "test"]
 
 
@@ -77,7 +77,10 @@ class Evaluation:
         fields = json.loads(text)
         return cls(
             outcomes=[ItemOutcome(**outcome) for outcome in fields["outcomes"]],
-            scores={name: Score.of(score) for name, score in fields["scores"].items()},
+            scores={
+                metric_name: Score.from_dict(score)
+                for metric_name, score in fields["scores"].items()
+            },
             metric=fields["metric"],
             cut=fields.get("cut", 0),
             requests=fields.get("requests", 0),
@@ -88,19 +91,22 @@ class Evaluation:
     @classmethod
     def mean(cls, evaluations: Sequence[Evaluation]) -> Evaluation:
         """Average scores and items over seeds; what an item shows beside its value is the first seed's."""
-        first = evaluations[0]
+        first_evaluation = evaluations[0]
         if len(evaluations) == 1:
-            return first
+            return first_evaluation
         scores = {}
-        for name in first.scores:
-            scores[name] = Score.mean([evaluation.scores[name] for evaluation in evaluations])
+        for metric_name in first_evaluation.scores:
+            scores[metric_name] = Score.mean(
+                [evaluation.scores[metric_name] for evaluation in evaluations]
+            )
         outcomes_by_seed = [evaluation.outcomes for evaluation in evaluations]
+        mean_outcomes = list(map(_average_outcomes, zip(*outcomes_by_seed, strict=True)))
         return cls(
-            outcomes=[_average_outcomes(item) for item in zip(*outcomes_by_seed, strict=True)],
+            outcomes=mean_outcomes,
             scores=scores,
-            metric=first.metric,
-            cut=first.cut,
-            requests=first.requests,
+            metric=first_evaluation.metric,
+            cut=first_evaluation.cut,
+            requests=first_evaluation.requests,
             compared=sum(evaluation.compared for evaluation in evaluations),
             tied=sum(evaluation.tied for evaluation in evaluations),
         )
@@ -117,22 +123,22 @@ def _average_outcomes(outcomes: Sequence[ItemOutcome]) -> ItemOutcome:
     """Return the mean outcome of one item over seeds, with every seed's value and prediction in its detail."""
     seeds = [{"value": outcome.value, "prediction": outcome.prediction} for outcome in outcomes]
     mean_value = sum(outcome.value for outcome in outcomes) / len(outcomes)
-    first = outcomes[0]
-    return replace(first, value=mean_value, detail=first.detail | {"seeds": seeds})
+    first_outcome = outcomes[0]
+    return replace(first_outcome, value=mean_value, detail=first_outcome.detail | {"seeds": seeds})
 
 
 def evaluate(
     scorer: Scorer,
     asks: Sequence[Ask],
     *,
-    chat: ChatTemplate | None = None,
+    chat_template: ChatTemplate | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Evaluation]:
     """Answer all asks; requests of one kind go to the scorer in one call.
 
     ``progress`` receives the number of documents that were answered since it was called last.
     """
-    prompts_by_ask = [_render_prompts(ask, chat) for ask in asks]
+    prompts_by_ask = [_render_prompts(ask, chat_template) for ask in asks]
     requests: list[Any] = []
     owners: list[int | None] = []
     for ask, prompts in zip(asks, prompts_by_ask, strict=True):
@@ -143,9 +149,9 @@ def evaluate(
     if progress is not None:
         documents = sum(len(prompts) for prompts in prompts_by_ask)
         report_requests = _report_by_document(progress, documents, len(requests))
-    cut_before = scorer.notes["truncated"]
+    cut_before = scorer.notes.truncated
     answers = iter(_answer_requests(scorer, requests, owners, report_requests))
-    cut = scorer.notes["truncated"] - cut_before
+    cut_count = scorer.notes.truncated - cut_before
     evaluations = []
     for ask, prompts in zip(asks, prompts_by_ask, strict=True):
         replies = [list(islice(answers, len(prompt.requests))) for prompt in prompts]
@@ -157,7 +163,7 @@ def evaluate(
             evaluation = _add_samples(scorer, ask, ask.task.samples, prompts, evaluation)
         evaluations.append(evaluation)
     if len(evaluations) == 1:  # tests are asked one at a time
-        evaluations[0] = replace(evaluations[0], cut=cut, requests=len(requests))
+        evaluations[0] = replace(evaluations[0], cut=cut_count, requests=len(requests))
     return evaluations
 
 
@@ -191,20 +197,20 @@ def _grade_replies(
         for outcome, bits in zip(outcomes, answer_bits, strict=True):
             if bits is not None:
                 outcome.detail["metrics"] |= bits.by_metric()
-    compared, tied = _count_ties(prompts, replies)
+    compared, tie_count = _count_ties(prompts, replies)
     return Evaluation(
         outcomes=outcomes,
         scores=task.score(outcomes),
         metric=task.metric,
         compared=compared,
-        tied=tied,
+        tied=tie_count,
     )
 
 
 def _add_samples(
     scorer: Scorer,
     ask: Ask,
-    plan: SamplePlan,
+    sample_plan: SamplePlan,
     prompts: Sequence[Prompt],
     evaluation: Evaluation,
 ) -> Evaluation:
@@ -213,35 +219,37 @@ def _add_samples(
     for prompt in prompts:
         (request,) = prompt.requests
         assert isinstance(request, Generation)
-        for number in range(plan.count):
-            seed = plan.seed_of(prompt.doc_id, number)
-            requests.append(replace(request, temperature=plan.temperature, seed=seed))
+        for sample_number in range(sample_plan.count):
+            seed = sample_plan.make_seed(prompt.doc_id, sample_number)
+            requests.append(replace(request, temperature=sample_plan.temperature, seed=seed))
     owners = None if ask.owner is None else [ask.owner] * len(requests)
     texts = scorer.generate(requests, owners=owners)
-    repeated_prompts = [prompt for prompt in prompts for _ in range(plan.count)]
-    graded = ask.task.grade(repeated_prompts, [[text] for text in texts])
+    repeated_prompts: list[Prompt] = []
+    for prompt in prompts:
+        repeated_prompts += [prompt] * sample_plan.count
+    graded = ask.task.grade(repeated_prompts, [[sampled_answer] for sampled_answer in texts])
     metric = _find_verdict_metric(ask.task, evaluation)
     for position, outcome in enumerate(evaluation.outcomes):
-        samples = slice(position * plan.count, (position + 1) * plan.count)
+        samples = slice(position * sample_plan.count, (position + 1) * sample_plan.count)
         is_right = [bool(sample.detail["metrics"][metric]) for sample in graded[samples]]
         outcome.detail["samples"] = {
             "texts": texts[samples],
             "right": is_right,
             "metric": metric,
-            "temperature": plan.temperature,
-            "seed": plan.seed,
+            "temperature": sample_plan.temperature,
+            "seed": sample_plan.seed,
         }
-        for k in plan.k:
-            value = estimate_pass_at_k(plan.count, sum(is_right), k)
-            outcome.detail["metrics"][pass_metric(k)] = value
+        for k in sample_plan.k:
+            pass_rate = estimate_pass_at_k(sample_plan.count, sum(is_right), k)
+            outcome.detail["metrics"][name_pass_metric(k)] = pass_rate
     return replace(evaluation, scores=ask.task.score(evaluation.outcomes))
 
 
 def _find_verdict_metric(task: Task, evaluation: Evaluation) -> str:
     """Return the metric that says whether an answer is right: the main one, or an exact match beside it."""
-    for name in (evaluation.metric, *evaluation.scores):
-        if name in evaluation.scores and name.partition("|")[0] in RIGHT_OR_WRONG:
-            return name
+    for metric_name in (evaluation.metric, *evaluation.scores):
+        if metric_name in evaluation.scores and metric_name.partition("|")[0] in RIGHT_OR_WRONG:
+            return metric_name
     raise TaskError(
         f"{task.name} is scored by {task.metric}, which is not right or wrong: it has no pass@k",
         hint="drop its `samples`, or give it a metric such as exact_match",
@@ -251,15 +259,15 @@ def _find_verdict_metric(task: Task, evaluation: Evaluation) -> str:
 def _count_ties(prompts: Sequence[Prompt], replies: Sequence[Sequence[Any]]) -> tuple[int, int]:
     """Count the documents that compare several continuations, and those in which all of them tie."""
     compared = 0
-    tied = 0
+    tie_count = 0
     for prompt, prompt_replies in zip(prompts, replies, strict=True):
         choices = {request for request in prompt.requests if isinstance(request, Continuation)}
         if len(choices) < 2 or len(prompt.requests) != len(prompt_replies):
             continue
         logprobs = [reply[0] for reply in prompt_replies if isinstance(reply, Likelihood)]
         compared += 1
-        tied += max(logprobs) - min(logprobs) <= TIE
-    return compared, tied
+        tie_count += max(logprobs) - min(logprobs) <= TIE
+    return compared, tie_count
 
 
 def _answer_requests(
@@ -276,15 +284,15 @@ def _answer_requests(
     }
     has_adapters = any(owner is not None for owner in owners)
     answers: list[Any] = [None] * len(requests)
-    for kind, score_requests in scorer_methods.items():
-        positions = [k for k, request in enumerate(requests) if isinstance(request, kind)]
+    for request_kind, score_requests in scorer_methods.items():
+        positions = [k for k, request in enumerate(requests) if isinstance(request, request_kind)]
         if not positions:
             continue
         kind_requests = [requests[k] for k in positions]
         kind_owners = [_owner_number(owners[k]) for k in positions] if has_adapters else None
         results = score_requests(kind_requests, owners=kind_owners, progress=progress)
         for k, result in zip(positions, results, strict=True):
-            answers[k] = _convert_result(kind, result)
+            answers[k] = _convert_result(request_kind, result)
     return answers
 
 
@@ -293,13 +301,13 @@ def _owner_number(owner: int | None) -> int:
     return -1 if owner is None else owner
 
 
-def _convert_result(kind: type, result: Any) -> Any:
+def _convert_result(result_type: type, result: Any) -> Any:
     """Return the scorer's result as tasks grade it."""
-    if kind is Continuation:
+    if result_type is Continuation:
         likelihood = Likelihood((result.logprob, result.greedy))
         likelihood.tokens = result.tokens
         return likelihood
-    if kind is Document:
+    if result_type is Document:
         return result.logprob
     return result
 
@@ -339,10 +347,12 @@ def render_once(
     return rendering
 
 
-def _render_prompts(ask: Ask, chat: ChatTemplate | None) -> list[Prompt]:
-    template = chat if ask.style == "chat" else None
+def _render_prompts(ask: Ask, chat_template: ChatTemplate | None) -> list[Prompt]:
+    template = chat_template if ask.style == "chat" else None
     documents = ask.task.documents(ask.split)
-    render = partial(ask.task.prompts, documents, shots=ask.shots, chat=template, seed=ask.seed)
+    render = partial(
+        ask.task.prompts, documents, shots=ask.shots, chat_template=template, seed=ask.seed
+    )
     return render_once(ask.task, (ask.split, ask.shots, ask.seed, template), render)
 
 
@@ -351,7 +361,7 @@ def evaluate_untuned(
     task: Task,
     *,
     styles: Sequence[Style] = ("plain",),
-    chat: ChatTemplate | None = None,
+    chat_template: ChatTemplate | None = None,
     shots: int = 0,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
@@ -367,15 +377,19 @@ def evaluate_untuned(
         asks = [
             Ask(task, split="validation", style=style, shots=shots, seed=seed) for style in styles
         ]
-        evaluations = evaluate(scorer, asks, chat=chat, progress=progress)
+        evaluations = evaluate(scorer, asks, chat_template=chat_template, progress=progress)
         for ask, evaluation in zip(asks, evaluations, strict=True):
             validation_by_style[ask.style] = evaluation.main.value
     sign = 1 if task.higher_is_better else -1
     best_style = styles[0]
-    for style, value in validation_by_style.items():
-        if sign * (value - validation_by_style[best_style]) > 0:  # a NaN beats nothing
+    for style, validation_value in validation_by_style.items():
+        if sign * (validation_value - validation_by_style[best_style]) > 0:  # a NaN beats nothing
             best_style = style
     test_ask = Ask(task, split="test", style=best_style, shots=shots, seed=seed)
-    (test,) = evaluate(scorer, [test_ask], chat=chat, progress=progress)
-    by_style = {str(style): value for style, value in validation_by_style.items()}
-    return test, Selection(style=best_style, validation_by_style=by_style)
+    (test_evaluation,) = evaluate(
+        scorer, [test_ask], chat_template=chat_template, progress=progress
+    )
+    by_style = {
+        str(style): validation_value for style, validation_value in validation_by_style.items()
+    }
+    return test_evaluation, Selection(style=best_style, validation_by_style=by_style)

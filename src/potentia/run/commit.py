@@ -12,18 +12,14 @@ from typing import TYPE_CHECKING
 from potentia.errors import ModelError
 from potentia.run.ask import Evaluation
 from potentia.run.gpu_sharing import is_gpu_shared
-from potentia.study import SCORING_VERSION, adjust_tuning, renamed
+from potentia.study import SCORING_VERSION, renamed_cell_key, tuning_for_adjust
 from potentia.timing import spending
-from potentia.values.metric import Origin, recipe_fingerprint
-from potentia.values.plain import to_plain
+from potentia.values.engine_records import TrainingFacts
+from potentia.values.metric import Origin, fingerprint_recipe
 from potentia.values.provenance import (
-    EngineProvenance,
     ModelProvenance,
     Provenance,
-    ScorerProvenance,
-    SplitsProvenance,
     TaskProvenance,
-    TrainingProvenance,
 )
 from potentia.values.selection import CutPrompts, ProbeResult, Selection
 
@@ -68,45 +64,54 @@ class CellCommitter:
 
     def commit(self, cell: CellPlan, result: CellResult) -> None:
         """Commit one cell with its items, and report it; a score that is no number, or says nothing, is refused."""
-        test = result.test
-        if not math.isfinite(test.main.value):
-            raise ModelError(f"the {test.metric} on the test split is {test.main.value}")
-        if test.says_nothing:
+        test_evaluation = result.test
+        if not math.isfinite(test_evaluation.main.value):
             raise ModelError(
-                f"every choice got the same log-probability in {test.tied:,} of {test.compared:,} examples",
-                hint="the result would say which choice comes first: look at the model's weights and tokenizer",
+                f"the {test_evaluation.metric} on the test split is {test_evaluation.main.value}"
+            )
+        if test_evaluation.says_nothing:
+            raise ModelError(
+                f"every choice got the same log-probability in {test_evaluation.tied:,}"
+                f" of {test_evaluation.compared:,} examples",
+                hint="the tokenizer may turn most words into the unknown token, or the model cannot read"
+                " this text: take another model",
             )
         record = self._make_record(cell, result)
-        self._store_record(cell, record, test)
+        self._store_record(cell, record, test_evaluation)
 
     def _make_record(self, cell: CellPlan, result: CellResult) -> CellRecord:
         from potentia.store import CellRecord
 
         row = self._context.row
-        test = result.test
+        test_evaluation = result.test
         selection = result.selection
         provenance = self.describe_provenance(cell, selection)
         if provenance.task.unknown_tokens >= UNKNOWN_SHARE:
             selection = replace(selection, unknown_tokens=provenance.task.unknown_tokens)
-        if test.cut:
-            selection = replace(selection, cut_prompts=CutPrompts(test.cut, test.requests))
+        if test_evaluation.cut:
+            selection = replace(
+                selection, cut_prompts=CutPrompts(test_evaluation.cut, test_evaluation.requests)
+            )
         origin = self._find_origin(provenance)
-        gain = None
+        gain_score = None
         if result.direct_value is not None:
-            gain = test.main.value - result.direct_value
+            gain_score = test_evaluation.main.value - result.direct_value
         return CellRecord(
             key=cell.key,
             study=row.study_key,
             model=row.model.name,
             task=cell.task,
             protocol=cell.protocol,
-            scores={name: replace(score, origin=origin) for name, score in test.scores.items()},
-            metric=test.metric,
+            scores={
+                metric_name: replace(score, origin=origin)
+                for metric_name, score in test_evaluation.scores.items()
+            },
+            metric=test_evaluation.metric,
             provenance=provenance,
             seconds=result.seconds,
             selection=selection,
             direct_value=result.direct_value,
-            gain=gain,
+            gain=gain_score,
             probe=result.probe,
         )
 
@@ -118,13 +123,15 @@ class CellCommitter:
         training = provenance.training
         return Origin(
             data=provenance.task.fingerprint,
-            recipe=recipe_fingerprint(recipe),
+            recipe=fingerprint_recipe(recipe),
             shots=provenance.shots,
             model=self._context.loaded.fingerprint,
-            path=training.form if training is not None else None,
+            path=training.form.value if training is not None and training.form else None,
         )
 
-    def _store_record(self, cell: CellPlan, record: CellRecord, test: Evaluation) -> None:
+    def _store_record(
+        self, cell: CellPlan, record: CellRecord, test_evaluation: Evaluation
+    ) -> None:
         from potentia.analysis.stats import interval_of_score
 
         context = self._context
@@ -132,9 +139,9 @@ class CellCommitter:
         event = {
             "task": cell.task,
             "protocol": cell.protocol,
-            "value": test.main.value,
-            "stderr": test.main.stderr,
-            "error": interval_of_score(test.main).format_error(digits=4),
+            "value": test_evaluation.main.value,
+            "stderr": test_evaluation.main.stderr,
+            "error": interval_of_score(test_evaluation.main).format_error(),
         }
         search_end = record.selection.search
         if search_end is not None and search_end.may_have_more:
@@ -143,7 +150,7 @@ class CellCommitter:
             # the event is in the transaction of the commit, also where that went through and its answer got lost
             is_logged = True
             is_committed = store.cells.commit(
-                record, items=test.outcomes, event={"row": record.model, **event}
+                record, items=test_evaluation.outcomes, event={"row": record.model, **event}
             )
             if not is_committed:
                 names = (record.model, record.task)
@@ -151,7 +158,7 @@ class CellCommitter:
                     # another row with the same files was first
                     store.cells.copy(
                         cell.key,
-                        renamed(cell.key, *names),
+                        renamed_cell_key(cell.key, *names),
                         study=record.study,
                         model=record.model,
                         task=record.task,
@@ -159,10 +166,10 @@ class CellCommitter:
                     is_logged = False
                 elif self._is_of_another_process(record):
                     context.outcome.finished_elsewhere += 1
-                    context.progress.event("found", cells=1, done=[(cell.task, cell.protocol)])
+                    context.progress.log_event("found", cells=1, done=[(cell.task, cell.protocol)])
                     return
         context.outcome.done += 1
-        context.progress.event("cell", is_logged=is_logged, **event)
+        context.progress.log_event("cell", is_logged=is_logged, **event)
 
     def _is_of_another_process(self, record: CellRecord) -> bool:
         """Whether another process had the row meanwhile; else this commit went through, and its answer got lost."""
@@ -181,18 +188,18 @@ class CellCommitter:
             versions=versions(),
             model=self._describe_model(),
             task=self._describe_task(cell.task),
-            shots=study.shots_for(cell.task, cell.protocol),
+            shots=study.count_shots(cell.task, cell.protocol),
             seed=study.seed,
             styles=context.styles,
-            scorer=ScorerProvenance.from_dict(to_plain(context.scorer.notes)),
+            scorer=context.scorer.notes,
             gpu_sharing="MPS" if loaded.device.type == "cuda" and is_gpu_shared() else None,
-            engine=self._describe_engine(),
+            engine=replace(loaded.record, training=None),
         )
         if cell.protocol.tuned:
-            training = {"targets": selection.target_modules, **loaded.record.get("training", {})}
-            provenance = replace(
-                provenance, training=TrainingProvenance.from_dict(to_plain(training))
-            )
+            training = loaded.record.training or TrainingFacts()
+            if not training.targets:
+                training = replace(training, targets=selection.target_modules)
+            provenance = replace(provenance, training=training)
         if cell.protocol.kind == "train_before_test":
             provenance = replace(
                 provenance,
@@ -200,7 +207,7 @@ class CellCommitter:
                 selection=study.selection,
             )
         if cell.protocol.kind == "adjust" and study.adjust is not None:
-            tuning = adjust_tuning(study, context.row.model, loaded.parameters)
+            tuning = tuning_for_adjust(study, context.row.model, loaded.parameters)
             provenance = replace(
                 provenance,
                 adjust=study.adjust.model_dump(mode="json"),
@@ -228,30 +235,20 @@ class CellCommitter:
             kind_by=context.kind.by,
         )
 
-    def _describe_task(self, name: str) -> TaskProvenance:
+    def _describe_task(self, task_name: str) -> TaskProvenance:
         context = self._context
-        task = context.tasks.by_name[name]
-        description = {
-            "fingerprint": context.row.task_fingerprints[name],
-            "metric": task.metric,
-            **task.describe(),
-        }
-        provenance = TaskProvenance.from_dict(to_plain(description))
-        chance = provenance.chance
-        spec = context.study.benchmark(name)
-        if spec is not None and spec.chance is not None:
-            chance = spec.chance
+        task = context.tasks.by_name[task_name]
+        description = task.describe()
+        chance = description.chance
+        task_spec = context.study.find_task_spec(task_name)
+        if task_spec is not None and task_spec.chance is not None:
+            chance = task_spec.chance
         return replace(
-            provenance,
-            splits=SplitsProvenance.from_dict(task.plan.to_dict()),
+            description,
+            fingerprint=context.row.task_fingerprints[task_name],
             unknown_tokens=self._measure_unknown_share(task),
             chance=chance,
         )
-
-    def _describe_engine(self) -> EngineProvenance:
-        record = self._context.loaded.record
-        parts = {part: facts for part, facts in record.items() if part != "training"}
-        return EngineProvenance.from_dict(to_plain(parts))
 
     def _measure_unknown_share(self, task: Task) -> float:
         """Return the share of a task's tokens that the tokenizer does not know."""
@@ -261,13 +258,17 @@ class CellCommitter:
         unknown_id = getattr(tokenizer, "unk_token_id", None)
         texts: list[str] = []
         for document in task.documents("test")[:SAMPLED_DOCUMENTS]:
-            texts += [value for value in document.data.values() if isinstance(value, str)]
+            texts += [
+                column_value
+                for column_value in document.data.values()
+                if isinstance(column_value, str)
+            ]
         unknown = 0
         tokens = 0
         if texts and unknown_id is not None:
-            for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
-                unknown += ids.count(unknown_id)
-                tokens += len(ids)
+            for token_ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
+                unknown += token_ids.count(unknown_id)
+                tokens += len(token_ids)
         self._unknown_shares[task.name] = unknown / max(tokens, 1)
         return self._unknown_shares[task.name]
 

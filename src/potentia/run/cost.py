@@ -20,7 +20,7 @@ import numpy as np
 
 from potentia.errors import InputError
 from potentia.run.progress import read_events
-from potentia.study import adjust_tuning
+from potentia.study import tuning_for_adjust
 from potentia.values.protocol import TRAIN_BEFORE_TEST, Protocol, TaskName
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ ROOM_PER_TOKEN = 44.0
 PASS_TOKENS = 20_000
 # Bytes per weight, averaged with embeddings and head, which keep their dtype.
 FEW_BYTES = {"8bit": 1.2, "4bit": 0.75}
+GGUF_BYTES = 0.65  # per weight, as most files on the hub have them
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,9 @@ class StudyCost:
     source: str  # where the seconds come from
     device: str
     start: float = 0.0  # seconds more that a new process takes: libraries, kernels, the device
+    shortages: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by model whose memory may not suffice
 
     @property
     def pending(self) -> tuple[CellWork, ...]:
@@ -96,7 +100,8 @@ class StudyCost:
         """Seconds of the pending cells in a new process."""
         start = self.start if self.pending else 0.0
         cell_seconds = sum(cell.seconds for cell in self.pending)
-        load_seconds = sum(self.loads[model] for model in {cell.model for cell in self.pending})
+        pending_models = {cell.model for cell in self.pending}
+        load_seconds = sum(self.loads[model] for model in pending_models)
         return float(start + cell_seconds + load_seconds)
 
 
@@ -131,37 +136,44 @@ class _TuningWork:
 class _TokenCounts:
     """The tokens of the splits of a study's tasks, each counted once."""
 
-    def __init__(self, plan: StudyPlan) -> None:
-        self._tasks = plan.tasks.by_name
+    def __init__(self, study_plan: StudyPlan) -> None:
+        self._tasks = study_plan.tasks.by_name
         self._counts: dict[tuple[str, str], float] = {}
 
-    def count(self, task: str, split: SplitName) -> float:
+    def count(self, task_name: str, split: SplitName) -> float:
         """Return the tokens of a task's split."""
-        if (task, split) not in self._counts:
-            self._counts[task, split] = count_tokens(self._tasks[task], split)
-        return self._counts[task, split]
+        if (task_name, split) not in self._counts:
+            self._counts[task_name, split] = estimate_tokens(self._tasks[task_name], split)
+        return self._counts[task_name, split]
 
 
-def count_work(plan: StudyPlan) -> list[CellWork]:
+def count_work(study_plan: StudyPlan) -> list[CellWork]:
     """Count lanes, tokens and FLOPs of every cell."""
-    token_counts = _TokenCounts(plan)
-    work: list[CellWork] = []
-    for row in plan.rows:
+    token_counts = _TokenCounts(study_plan)
+    all_work: list[CellWork] = []
+    for row in study_plan.rows:
         parameters = find_parameters(row.model)
         adjusted_cells = [cell for cell in row.cells if _is_adjusted_to_the_end(cell)]
         for cell in row.cells:
             tuning_work = _TuningWork()
             if cell.protocol == TRAIN_BEFORE_TEST:
-                tuning_work = _count_task_tuning(plan, row.model.name, cell.task, token_counts)
-            elif cell in adjusted_cells and plan.tasks.auxiliary is not None:
+                tuning_work = _count_task_tuning(
+                    study_plan, row.model.name, cell.task, token_counts
+                )
+            elif cell in adjusted_cells and study_plan.tasks.auxiliary is not None:
                 tuning_work = _count_adjustment(
-                    plan, row.model, plan.tasks.auxiliary, cell, adjusted_cells, token_counts
+                    study_plan,
+                    row.model,
+                    study_plan.tasks.auxiliary,
+                    cell,
+                    adjusted_cells,
+                    token_counts,
                 )
             test_tokens = token_counts.count(cell.task, "test")
-            samples = plan.tasks.by_name[cell.task].samples
+            samples = study_plan.tasks.by_name[cell.task].samples
             sampled_tokens = test_tokens * samples.count if samples is not None else 0.0
             score_tokens = test_tokens + sampled_tokens + tuning_work.validation_tokens
-            work.append(
+            all_work.append(
                 CellWork(
                     model=row.model.name,
                     task=cell.task,
@@ -174,7 +186,7 @@ def count_work(plan: StudyPlan) -> list[CellWork]:
                     sampled_tokens=sampled_tokens,
                 )
             )
-    return work
+    return all_work
 
 
 def _is_adjusted_to_the_end(cell: CellPlan) -> bool:
@@ -182,22 +194,22 @@ def _is_adjusted_to_the_end(cell: CellPlan) -> bool:
 
 
 def _count_task_tuning(
-    plan: StudyPlan, model: str, task: str, token_counts: _TokenCounts
+    study_plan: StudyPlan, model_name: str, task_name: str, token_counts: _TokenCounts
 ) -> _TuningWork:
     """Count the work of tuning a model on a task's own training documents."""
-    tuning = plan.study.tuning
-    documents = len(plan.tasks.by_name[task].documents("train"))
-    epochs, repeats = tuning.rounds(documents)
-    lanes = tuning.expected_lanes * plan.study.count_seeds(model, task)
+    tuning = study_plan.study.tuning
+    documents = len(study_plan.tasks.by_name[task_name].documents("train"))
+    epochs, passes_per_epoch = tuning.plan_epochs(documents)
+    lanes = tuning.expected_lanes * study_plan.study.count_seeds(model_name, task_name)
     return _TuningWork(
         lanes=lanes,
-        train_tokens=token_counts.count(task, "train") * epochs * repeats * lanes,
-        validation_tokens=token_counts.count(task, "validation") * (epochs * lanes + 1),
+        train_tokens=token_counts.count(task_name, "train") * epochs * passes_per_epoch * lanes,
+        validation_tokens=token_counts.count(task_name, "validation") * (epochs * lanes + 1),
     )
 
 
 def _count_adjustment(
-    plan: StudyPlan,
+    study_plan: StudyPlan,
     model: ModelSpec,
     auxiliary: Task,
     cell: CellPlan,
@@ -208,10 +220,10 @@ def _count_adjustment(
     parameters = find_parameters(model)
     if math.isnan(parameters):
         parameters = 0.0
-    recipe = adjust_tuning(plan.study, model, parameters)
-    lanes = recipe.expected_lanes * plan.study.seeds
-    epochs, repeats = recipe.rounds(len(auxiliary.documents("train")))
-    train_tokens = count_tokens(auxiliary, "train") * epochs * repeats * lanes
+    recipe = tuning_for_adjust(study_plan.study, model, parameters)
+    lanes = recipe.expected_lanes * study_plan.study.seeds
+    epochs, passes_per_epoch = recipe.plan_epochs(len(auxiliary.documents("train")))
+    train_tokens = estimate_tokens(auxiliary, "train") * epochs * passes_per_epoch * lanes
     counted_lanes = lanes if cell is adjusted_cells[0] else 0.0  # once for all of them
     return _TuningWork(
         lanes=counted_lanes,
@@ -221,16 +233,16 @@ def _count_adjustment(
 
 
 def price_work(
-    plan: StudyPlan, paces: Sequence[Pace], source: str, device: str, *, start: float = 0.0
+    study_plan: StudyPlan, paces: Sequence[Pace], source: str, device: str, *, start: float = 0.0
 ) -> StudyCost:
     """Put seconds on the work of a study."""
-    work = count_work(plan)
-    exposure_tokens = count_exposure_tokens(plan)
-    bytes_per_weight = BYTES.get(plan.study.dtype, 4 if device == "cpu" else 2)
+    all_work = count_work(study_plan)
+    exposure_tokens = count_exposure_tokens(study_plan)
+    usual_bytes = 4 if device == "cpu" else 2
     pace_by_model: dict[str, Pace] = {}
     loads: dict[str, float] = {}
     weights: dict[str, float] = {}
-    for row in plan.rows:
+    for row in study_plan.rows:
         model = row.model
         parameters = find_parameters(model)
         pace = _estimate_pace(paces, parameters)
@@ -239,12 +251,13 @@ def price_work(
             exposure_seconds = exposure_tokens * (pace.train or 0.0)
         pace_by_model[model.name] = pace
         loads[model.name] = (pace.load or 0.0) + exposure_seconds
+        bytes_per_weight = BYTES.get(model.dtype or study_plan.study.dtype, usual_bytes)
         weights[model.name] = parameters * FEW_BYTES.get(model.quantise or "", bytes_per_weight)
-    epochs = _most_epochs(plan)
-    tuned_cells = [cell for cell in work if cell.protocol.tuned and cell.protocol.step is None]
+    epochs = _most_epochs(study_plan)
+    tuned_cells = [cell for cell in all_work if cell.protocol.tuned and cell.protocol.step is None]
     tuned_cells_by_model = Counter(cell.model for cell in tuned_cells)
     priced_cells = []
-    for cell in work:
+    for cell in all_work:
         epoch_share = epochs / max(tuned_cells_by_model[cell.model], 1)
         seconds = _estimate_seconds(cell, pace_by_model[cell.model], epoch_share)
         priced_cells.append(replace(cell, seconds=seconds))
@@ -258,10 +271,12 @@ def price_work(
     )
 
 
-def _most_epochs(plan: StudyPlan) -> int:
+def _most_epochs(study_plan: StudyPlan) -> int:
     """Return the epochs of the task that is trained for the most epochs."""
-    tasks = plan.tasks.by_name.values()
-    return max(plan.study.tuning.rounds(len(task.documents("train")))[0] for task in tasks)
+    tasks = study_plan.tasks.by_name.values()
+    return max(
+        study_plan.study.tuning.plan_epochs(len(task.documents("train")))[0] for task in tasks
+    )
 
 
 def _estimate_seconds(cell: CellWork, pace: Pace, epoch_share: float) -> float:
@@ -278,23 +293,24 @@ def _estimate_seconds(cell: CellWork, pace: Pace, epoch_share: float) -> float:
     return float(score_seconds + train_seconds + pace.epoch_end * epoch_share)
 
 
-def count_exposure_tokens(plan: StudyPlan) -> float:
+def count_exposure_tokens(study_plan: StudyPlan) -> float:
     """Return the tokens that an exposed copy learns from before it is scored."""
-    exposure = plan.study.treat
+    exposure = study_plan.study.treat
     if exposure is None:
         return 0.0
-    tasks = plan.tasks.exposure.values()
+    tasks = study_plan.tasks.exposure.values()
     documents = sum(len(task.documents("train")) for task in tasks)
-    epochs, repeats = exposure.recipe(plan.study.tuning).rounds(documents)
-    return epochs * repeats * sum(count_tokens(task, "train") for task in tasks)
+    exposure_tuning = exposure.make_tuning(study_plan.study.tuning)
+    epochs, passes_per_epoch = exposure_tuning.plan_epochs(documents)
+    return epochs * passes_per_epoch * sum(estimate_tokens(task, "train") for task in tasks)
 
 
-def read_paces(plan: StudyPlan, store: Store, device: str) -> list[Pace]:
+def read_paces(study_plan: StudyPlan, store: Store, device: str) -> list[Pace]:
     """Return the paces of the rows whose cells are in the store and ran on the same kind of device."""
-    work_by_cell = {(work.model, work.task, work.protocol): work for work in count_work(plan)}
-    load_seconds = _read_load_seconds(plan, store)
+    work_by_cell = {(work.model, work.task, work.protocol): work for work in count_work(study_plan)}
+    load_seconds = _read_load_seconds(study_plan, store)
     paces = []
-    for row in plan.rows:
+    for row in study_plan.rows:
         timed_cells = []
         for cell in row.cells:
             seconds = _read_seconds(store, cell, device) if cell.finished else None
@@ -304,14 +320,14 @@ def read_paces(plan: StudyPlan, store: Store, device: str) -> list[Pace]:
         load = None
         if row.model.copy_of is None:  # a copy's seconds also hold the tuning that made it
             load = load_seconds.get(row.model.name)
-        pace = measure_pace(find_parameters(row.model), timed_cells, load=load)
+        pace = measure_pace(find_parameters(row.model), timed_cells, load_seconds=load)
         if pace is not None and np.isfinite(pace.parameters):
             paces.append(pace)
     return paces
 
 
 def measure_pace(
-    parameters: float, timed: Iterable[tuple[CellWork, float]], *, load: float | None = None
+    parameters: float, timed: Iterable[tuple[CellWork, float]], *, load_seconds: float | None = None
 ) -> Pace | None:
     """Return the pace of one row by its cells and the seconds they took; None where nothing was measured.
 
@@ -320,19 +336,21 @@ def measure_pace(
     score: dict[str, float] = {}
     few_shot: dict[tuple[str, str], float] = {}
     tuned_cells = []
-    for work, seconds in timed:
-        if work.protocol.kind == "direct" and work.score_tokens:
-            score[work.task] = seconds / work.score_tokens
-        if work.protocol.kind == "few_shot" and work.score_tokens:
-            few_shot[work.task, str(work.protocol)] = seconds / work.score_tokens
-        if work.train_tokens:
-            tuned_cells.append((work, seconds))
+    for cell_work, seconds in timed:
+        if cell_work.protocol.kind == "direct" and cell_work.score_tokens:
+            score[cell_work.task] = seconds / cell_work.score_tokens
+        if cell_work.protocol.kind == "few_shot" and cell_work.score_tokens:
+            few_shot[cell_work.task, str(cell_work.protocol)] = seconds / cell_work.score_tokens
+        if cell_work.train_tokens:
+            tuned_cells.append((cell_work, seconds))
     if not score and not tuned_cells:
         return None
     train = _measure_train_pace(tuned_cells, score) if tuned_cells else None
     if not score:  # all seconds of the tuned cells count as training
-        score = {work.task: 0.0 for work, _ in tuned_cells}
-    return Pace(parameters=parameters, load=load, score=score, train=train, few_shot=few_shot)
+        score = {cell_work.task: 0.0 for cell_work, _ in tuned_cells}
+    return Pace(
+        parameters=parameters, load=load_seconds, score=score, train=train, few_shot=few_shot
+    )
 
 
 def _measure_train_pace(
@@ -342,15 +360,16 @@ def _measure_train_pace(
     median_pace = _median_pace(score)
     seconds = sum(cell_seconds for _, cell_seconds in tuned_cells)
     score_seconds = sum(
-        work.score_tokens * score.get(work.task, median_pace) for work, _ in tuned_cells
+        cell_work.score_tokens * score.get(cell_work.task, median_pace)
+        for cell_work, _ in tuned_cells
     )
     if not np.isfinite(score_seconds):
         score_seconds = 0.0
     train_seconds = max(seconds - score_seconds, 0.1 * seconds)
-    return train_seconds / sum(work.train_tokens for work, _ in tuned_cells)
+    return train_seconds / sum(cell_work.train_tokens for cell_work, _ in tuned_cells)
 
 
-def count_tokens(task: Task, split: SplitName) -> float:
+def estimate_tokens(task: Task, split: SplitName) -> float:
     """Estimate the tokens of a split from its first documents."""
     documents: Sequence[Any] = task.documents(split)
     if not documents:
@@ -373,7 +392,7 @@ def estimate_gpu_bytes(model: ModelSpec) -> float:
 
 
 def find_parameters(model: ModelSpec) -> float:
-    """Return a model's parameters by the study, by its facts, or by the size of its weight files; NaN where unknown."""
+    """Return a model's parameters by the study, by its facts, or by its weight files; NaN where unknown."""
     from potentia.facts import models
 
     if model.parameters:
@@ -381,14 +400,41 @@ def find_parameters(model: ModelSpec) -> float:
     facts = models().find(model.name) or models().find(model.source)
     if facts is not None and facts.parameters:
         return facts.parameters
-    return _count_file_bytes(model) / 2 or math.nan
+    return _count_stored_weights(model) or math.nan
+
+
+def _count_stored_weights(model: ModelSpec) -> float:
+    """Return the weights in a folder's files: as their headers say, else by their size in 16 bits."""
+    source = Path(model.source).expanduser()
+    if source.is_file():
+        return source.stat().st_size / GGUF_BYTES
+    weight_files = sorted(source.glob("*.safetensors"))
+    counts = [count_safetensors_weights(weight_file) for weight_file in weight_files]
+    if weight_files and all(counts):
+        return float(sum(counts))
+    packed_files = sorted(source.glob("*.gguf"))
+    if packed_files and not _count_file_bytes(model):
+        return packed_files[0].stat().st_size / GGUF_BYTES
+    return _count_file_bytes(model) / 2
+
+
+def count_safetensors_weights(weight_file: Path) -> int:
+    """Return the numbers that a safetensors file holds, by its header; 0 where that cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(weight_file, framework="numpy") as tensors:
+            shapes = [tensors.get_slice(tensor_name).get_shape() for tensor_name in tensors.keys()]  # noqa: SIM118
+    except (SafetensorError, OSError):
+        return 0
+    return sum(math.prod(shape) for shape in shapes)
 
 
 def _count_file_bytes(model: ModelSpec) -> int:
     """Return the size of the weight files of a folder; 0 where there are none."""
     folder = Path(model.source).expanduser()
     weight_files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
-    return sum(file.stat().st_size for file in weight_files)
+    return sum(weight_file.stat().st_size for weight_file in weight_files)
 
 
 def estimate_weight_bytes(row: Row) -> int | None:
@@ -415,64 +461,76 @@ def estimate_weight_bytes(row: Row) -> int | None:
 
 def _estimate_pace(paces: Sequence[Pace], parameters: float) -> Pace:
     """Return the pace of a size: between measured ones on log scales, beyond them in proportion."""
-    sizes = [pace.parameters for pace in paces]
+    measured_parameters = [pace.parameters for pace in paces]
+    slowdowns = [pace.tuned_slowdown for pace in paces]
     tuned_slowdown = _interpolate(
-        sizes, [pace.tuned_slowdown for pace in paces], parameters, grows_with_size=False
+        measured_parameters, slowdowns, parameters, grows_with_parameters=False
     )
     if tuned_slowdown is None:
         tuned_slowdown = 1.0
+    loads = [pace.load for pace in paces]
+    training_paces = [pace.train for pace in paces]
+    epoch_ends = [pace.epoch_end for pace in paces]
+    scoring_paces = [pace.score for pace in paces]
+    few_shot_paces = [pace.few_shot for pace in paces]
     return Pace(
         parameters=parameters,
-        load=_interpolate(sizes, [pace.load for pace in paces], parameters),
-        score=_interpolate_each(sizes, [pace.score for pace in paces], parameters),
-        train=_interpolate(sizes, [pace.train for pace in paces], parameters),
+        load=_interpolate(measured_parameters, loads, parameters),
+        score=_interpolate_each(measured_parameters, scoring_paces, parameters),
+        train=_interpolate(measured_parameters, training_paces, parameters),
         tuned_slowdown=tuned_slowdown,
-        epoch_end=_interpolate(sizes, [pace.epoch_end for pace in paces], parameters) or 0.0,
-        few_shot=_interpolate_each(sizes, [pace.few_shot for pace in paces], parameters),
+        epoch_end=_interpolate(measured_parameters, epoch_ends, parameters) or 0.0,
+        few_shot=_interpolate_each(measured_parameters, few_shot_paces, parameters),
     )
 
 
 def _interpolate_each(
-    sizes: Sequence[float], tables: Sequence[Mapping[Key, float]], parameters: float
+    measured_parameters: Sequence[float], tables: Sequence[Mapping[Key, float]], parameters: float
 ) -> dict[Key, float]:
-    """Return a table with the figure of every key at a size."""
-    keys: set[Key] = set().union(*tables)
+    """Interpolate the value of every key at a number of parameters, from a table for each measured model."""
+    all_keys: set[Key] = set().union(*tables)
     interpolated = {}
-    for key in keys:
-        value = _interpolate(sizes, [table.get(key) for table in tables], parameters)
+    for work_kind in all_keys:
+        value = _interpolate(
+            measured_parameters, [table.get(work_kind) for table in tables], parameters
+        )
         if value is not None:
-            interpolated[key] = value
+            interpolated[work_kind] = value
     return interpolated
 
 
 def _interpolate(
-    sizes: Sequence[float],
+    measured_parameters: Sequence[float],
     values: Sequence[float | None],
     parameters: float,
     *,
-    grows_with_size: bool = True,
+    grows_with_parameters: bool = True,
 ) -> float | None:
-    """Return a figure at a size by the values at measured sizes.
+    """Return a figure at a number of parameters by the values at measured ones.
 
-    None where no value was measured, and the median of the values where the size is unknown.
+    None where no value was measured, and the median of the values where the number is unknown.
     """
     points: list[tuple[float, float]] = []
-    for size, value in zip(sizes, values, strict=True):
+    for parameter_count, value in zip(measured_parameters, values, strict=True):
         if value is not None:
-            points.append((size, value))
+            points.append((parameter_count, value))
     if not points:
         return None
     points.sort()
-    x, y = np.array(points, dtype=np.float64).T
+    counts, measured_values = np.array(points, dtype=np.float64).T
     if not np.isfinite(parameters):
-        return float(np.median(y))
-    distinct_sizes = np.unique(x)
-    means = np.array([y[x == size].mean() for size in distinct_sizes])
+        return float(np.median(measured_values))
+    distinct_parameters = np.unique(counts)
+    means = []
+    for parameter_count in distinct_parameters:
+        means.append(measured_values[counts == parameter_count].mean())
     log_means = np.log(np.maximum(means, 1e-12))
-    value_inside = float(np.exp(np.interp(np.log(parameters), np.log(distinct_sizes), log_means)))
-    if not grows_with_size:
+    value_inside = float(
+        np.exp(np.interp(np.log(parameters), np.log(distinct_parameters), log_means))
+    )
+    if not grows_with_parameters:
         return value_inside
-    return value_inside * max(parameters / float(distinct_sizes[-1]), 1.0)
+    return value_inside * max(parameters / float(distinct_parameters[-1]), 1.0)
 
 
 def _median_pace(score: Mapping[str, float]) -> float:
@@ -490,10 +548,10 @@ def _read_seconds(store: Store, cell: CellPlan, device: str) -> float | None:
     return record.seconds
 
 
-def _read_load_seconds(plan: StudyPlan, store: Store) -> dict[str, float]:
+def _read_load_seconds(study_plan: StudyPlan, store: Store) -> dict[str, float]:
     """Return the seconds that the rows of this study took to load when they ran last, by model."""
     load_seconds = {}
-    for event in read_events(store, plan.key):
+    for event in read_events(store, study_plan.key):
         if event.kind == "row" and "load" in event.payload.get("tally", {}):
             load_seconds[str(event.payload["row"])] = float(event.payload["tally"]["load"])
     return load_seconds
@@ -522,8 +580,8 @@ def parse_budget(text: str, full_cost: float) -> float:
     unit = "" if match is None else match[2].lower()
     if amount <= 0 or unit not in ("%", *UNITS):
         raise InputError(
-            f"a budget of {text!r}",
-            hint="say 90s, 30min, 2h, 2gpu-hours, or 10% of the whole study",
+            f"{text!r} is no budget",
+            hint="give 90s, 30min, 2h, 2gpu-hours, or 10% of the whole study",
         )
     if unit == "%":
         return amount / 100.0 * full_cost
@@ -531,13 +589,15 @@ def parse_budget(text: str, full_cost: float) -> float:
 
 
 def format_time(seconds: float) -> str:
-    """Write a time as a person would: 40 s, 12 min, 3.5 h."""
+    """Write a time as a person would: 40 s, 2.5 min, 12 min, 3.5 h."""
     if not np.isfinite(seconds):
         return "?"
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 90:
         return f"{seconds:.0f} s"
+    if seconds < 600:
+        return f"{seconds / 60:.1f} min".replace(".0 ", " ")
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"

@@ -26,11 +26,14 @@ METHOD_SETTINGS = ("recipe", "method", "learning_rates", "rate_bounds")
 
 def list_elicitation_recipes(tuning: Tuning, rank: int) -> dict[str, Tuning]:
     """Return the recipe, the same with a higher rank (its output scaled alike), and the same with all weights."""
-    # The output of LoRA is scaled by alpha / rank, that of rsLoRA by alpha / √rank.
-    exponent = 0.5 if tuning.method == "rslora" else 1
-    alpha_factor = (rank / tuning.rank) ** exponent
+    from potentia.engine.training import find_adapter_method
+
+    method = find_adapter_method(tuning.method)
+    alpha_factor = method.scale(tuning.rank, 1) / method.scale(rank, 1)
     higher_rank = tuning.model_copy(update={"rank": rank, "alpha": tuning.alpha * alpha_factor})
-    shared_settings = {name: value for name, value in tuning if name not in METHOD_SETTINGS}
+    shared_settings = {
+        setting: value for setting, value in tuning if setting not in METHOD_SETTINGS
+    }
     all_weights = Tuning.model_validate({"method": "full", **shared_settings})
     return {RECIPE: tuning, f"rank {rank}": higher_rank, "all weights": all_weights}
 
@@ -49,16 +52,16 @@ def run_elicitation(
             "the study tunes all weights already", hint="name a study whose recipe trains adapters"
         )
     model_specs = {row.name: row for row in study.rows() if row.copy_of is None}
-    task_specs = {task.name: task for task in study.benchmarks()}
+    task_specs = {task.name: task for task in study.list_task_specs()}
     _refuse_unknown_names(models, list(model_specs))
     _refuse_unknown_names(tasks, list(task_specs))
     chosen_models = models or list(model_specs)
     chosen_tasks = tasks or list(task_specs)[:FIRST_TASKS]
     matrices = {}
-    for name, tuning in list_elicitation_recipes(study.tuning, rank).items():
+    for recipe_name, tuning in list_elicitation_recipes(study.tuning, rank).items():
         small_study = study.model_copy(
             update={
-                "name": f"{study.name}, {name}",
+                "name": f"{study.name}, {recipe_name}",
                 "models": tuple(model_specs[model] for model in chosen_models),
                 "tasks": tuple(task_specs[task] for task in chosen_tasks),
                 "protocols": (TRAIN_BEFORE_TEST,),
@@ -68,15 +71,16 @@ def run_elicitation(
                 "keep_adapters": False,
             }
         )
-        matrices[name] = _run_tuned_study(small_study, workers=workers)
+        matrices[recipe_name] = _run_tuned_study(small_study, workers=workers)
     return measure_elicitation(RECIPE, matrices)
 
 
-def _refuse_unknown_names(names: Sequence[str], names_in_study: Sequence[str]) -> None:
-    for name in names:
-        if name not in names_in_study:
+def _refuse_unknown_names(requested_names: Sequence[str], names_in_study: Sequence[str]) -> None:
+    for requested_name in requested_names:
+        if requested_name not in names_in_study:
             raise InputError(
-                f"{name} is not part of the study", hint=f"it has: {', '.join(names_in_study)}"
+                f"{requested_name} is not part of the study",
+                hint=f"it has: {', '.join(names_in_study)}",
             )
 
 

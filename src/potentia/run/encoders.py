@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from potentia.engine import check_model_folder
+from potentia.engine import check_model_folder, embed_texts
 from potentia.errors import INTERRUPTS
 from potentia.study import content_key
-from potentia.tasks import silence_libraries
+from potentia.tasks import EmbeddingClassifier, fit_linear_classifier, silence_libraries
 from potentia.values.metric import Origin
 from potentia.values.provenance import (
     ModelProvenance,
     Provenance,
-    SplitsProvenance,
-    TaskProvenance,
 )
 from potentia.values.scores import Floats
 from potentia.values.selection import Selection
@@ -44,8 +42,20 @@ WEIGHT_DECAY = 0.01
 WARM_UP = 0.1  # of the updates
 MOST_TOKENS = 256  # of a text
 EMBEDDING_BATCH = 32
-STRENGTHS = (0.1, 1.0, 10.0)  # inverse regularisation of the classifier on embeddings
+LEAST_LOGPROB = -50.0
 VERSION = 1  # of what is done here: results of another version are not found
+
+
+def count_epochs(examples: int) -> int:
+    """Return the passes of a fine-tuning over so many training examples."""
+    steps_per_epoch = math.ceil(examples / BATCH)
+    return min(max(EPOCHS[0], math.ceil(LEAST_UPDATES / steps_per_epoch)), EPOCHS[1])
+
+
+def count_encoder_examples(examples: int, rates: int | None = None) -> int:
+    """Return the examples that an encoder learns from, over all passes and learning rates."""
+    rate_count = len(LEARNING_RATES) if rates is None else rates
+    return rate_count * count_epochs(examples) * examples
 
 
 def is_encoder(source: str) -> bool:
@@ -63,8 +73,8 @@ def is_encoder(source: str) -> bool:
         raise
     except Exception:  # told where the model is loaded
         return False
-    names = getattr(config, "architectures", None) or [""]
-    is_causal = names[0].endswith(("ForCausalLM", "LMHeadModel")) or config.is_decoder
+    architectures = getattr(config, "architectures", None) or [""]
+    is_causal = architectures[0].endswith(("ForCausalLM", "LMHeadModel")) or config.is_decoder
     return config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_causal
 
 
@@ -99,7 +109,7 @@ class EncoderTuning:
         device: str,
         *,
         seed: int,
-        stop: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         import torch
 
@@ -107,7 +117,7 @@ class EncoderTuning:
 
         self.source = source
         self.seed = seed
-        self.stop = stop
+        self.stop = should_stop
         self.torch: Any = torch
         self.device = pick_device(device)
         with silence_libraries():
@@ -118,39 +128,59 @@ class EncoderTuning:
         began = time.monotonic()
         validation_labels = np.array(_read_labels(task, "validation"))
         best_accuracy = -1.0
-        best: tuple[float, int, dict[str, Any], Floats] | None = None
-        updates = 0
+        best_state: tuple[float, int, dict[str, Any], Floats] | None = None
+        updates = 0  # of one fine-tuning: every learning rate makes as many
         for learning_rate in LEARNING_RATES:
             model = self._load(task)
             for epoch, step in self._train(model, task, learning_rate):
                 updates = step
-                scores = self._classify(model, _read_texts(task, "validation"))
-                accuracy = float((scores.argmax(axis=1) == validation_labels).mean())
+                logprobs = self._classify(model, _read_texts(task, "validation"))
+                accuracy = float((logprobs.argmax(axis=1) == validation_labels).mean())
                 if accuracy > best_accuracy:
-                    state = {name: value.clone() for name, value in model.state_dict().items()}
+                    state = {
+                        weight_name: weight.clone()
+                        for weight_name, weight in model.state_dict().items()
+                    }
                     best_accuracy = accuracy
-                    best = (learning_rate, epoch, state, scores)
-        assert best is not None
-        rate, epoch, state, scores = best
+                    best_state = (learning_rate, epoch, state, logprobs)
+        assert best_state is not None
+        best_rate, epoch, state, validation_logprobs = best_state
         model = self._load(task)
         model.load_state_dict(state)
         test_began = time.monotonic()
-        logprobs = self._classify(model, _read_texts(task, "test"))
+        test_logprobs = self._classify(model, _read_texts(task, "test"))
         test_seconds = time.monotonic() - test_began
         if save_to is not None:
             model.save_pretrained(save_to)
             self.tokenizer.save_pretrained(save_to)
-        right = (scores.argmax(axis=1) == validation_labels).astype(float)
+        right = (validation_logprobs.argmax(axis=1) == validation_labels).astype(float)
         return EncoderResult(
-            logprobs=logprobs,
+            logprobs=test_logprobs,
             validation=best_accuracy,
             validation_right=tuple(right.tolist()),
-            learning_rate=rate,
+            learning_rate=best_rate,
             epoch=epoch,
             updates=updates,
             seconds=time.monotonic() - began,
             test_seconds=test_seconds,
         )
+
+    def refit(
+        self, task: Task, learning_rate: float, epochs: int, planned_epochs: int, save_to: Path
+    ) -> int:
+        """Tune on the training examples without a choice, so many epochs of those that the schedule is planned for.
+
+        Save the state and return the updates.
+        """
+        model = self._load(task)
+        updates = 0
+        for epoch, step in self._train(model, task, learning_rate, planned_epochs):
+            updates = step
+            if epoch == epochs:
+                break
+        model.save_pretrained(save_to)
+        self.tokenizer.save_pretrained(save_to)
+        return updates
 
     def _load(self, task: Task) -> Any:
         """Load the encoder with a new head, the same for every learning rate."""
@@ -168,14 +198,17 @@ class EncoderTuning:
             )
         return model.to(self.device)
 
-    def _train(self, model: Any, task: Task, learning_rate: float) -> Any:
+    def _train(
+        self, model: Any, task: Task, learning_rate: float, epochs: int | None = None
+    ) -> Iterator[tuple[int, int]]:
         """Train; give the epoch and the updates so far after each epoch."""
         from transformers import get_linear_schedule_with_warmup
 
         texts = _read_texts(task, "train")
         labels = _read_labels(task, "train")
         steps_per_epoch = math.ceil(len(texts) / BATCH)
-        epochs = min(max(EPOCHS[0], math.ceil(LEAST_UPDATES / steps_per_epoch)), EPOCHS[1])
+        if epochs is None:
+            epochs = count_epochs(len(texts))
         total = epochs * steps_per_epoch
         optimizer = self.torch.optim.AdamW(
             model.parameters(), lr=learning_rate, weight_decay=WEIGHT_DECAY
@@ -222,63 +255,56 @@ class EncoderTuning:
 # --- frozen embeddings -----------------------------------------------------------------------------------------------
 
 
-def embed_texts(source: str, texts: Sequence[str], device: str) -> Floats:
-    """Return the mean of the last hidden states of every text, by a model of any kind as transformers loads it."""
-    import torch
-    from transformers import AutoModel
+def fit_embedding_classifier(
+    task: Task, embeddings: Mapping[str, Floats], *, on_all: bool = False
+) -> EmbeddingClassifier:
+    """Return logistic regression on embeddings of the training texts.
 
-    from potentia.engine import load_text_encoder, load_tokenizer, pick_device
-
-    place = pick_device(device)
-    with silence_libraries():
-        tokenizer = load_tokenizer(source)
-        model = load_text_encoder(AutoModel, source, dtype=torch.float32).to(place).eval()
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    limit = min(MOST_TOKENS, int(tokenizer.model_max_length))
-    parts = []
-    with torch.no_grad():
-        for start in range(0, len(texts), EMBEDDING_BATCH):
-            batch = tokenizer(
-                list(texts[start : start + EMBEDDING_BATCH]),
-                padding=True,
-                truncation=True,
-                max_length=limit,
-                return_tensors="pt",
-            ).to(place)
-            batch.pop("token_type_ids", None)
-            states = model(**batch).last_hidden_state.float()
-            mask = batch["attention_mask"].unsqueeze(-1).float()
-            means = (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1.0)
-            parts.append(means.cpu().numpy())
-    return np.asarray(np.concatenate(parts), dtype=np.float64)
+    With ``on_all`` it learns from the texts of all splits: that is the classifier that is handed out.
+    """
+    train, train_labels = _read_features(task, "train", embeddings)
+    validation = _read_features(task, "validation", embeddings)
+    classifier = EmbeddingClassifier.fit(train, train_labels, validation=validation)
+    if not on_all:
+        return classifier
+    test, test_labels = _read_features(task, "test", embeddings)
+    features = np.concatenate([train, validation[0], test])
+    labels = [*train_labels, *validation[1], *test_labels]
+    return EmbeddingClassifier.fit(
+        features, labels, inverse_regularization=classifier.inverse_regularization
+    )
 
 
-def classify_embeddings(task: Task, embeddings: dict[str, Floats]) -> Floats:
+def _read_features(
+    task: Task, split: Split, embeddings: Mapping[str, Floats]
+) -> tuple[Floats, list[int]]:
+    """Return the embeddings of the texts of a split, and their labels."""
+    features = np.array([embeddings[text] for text in _read_texts(task, split)])
+    return features, _read_labels(task, split)
+
+
+def classify_embeddings(task: Task, embeddings: Mapping[str, Floats]) -> Floats:
     """Return log-probabilities of the labels of the test examples, by logistic regression on embeddings of texts."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    features = {}
-    splits: tuple[Split, Split, Split] = ("train", "validation", "test")
-    for split in splits:
-        features[split] = np.array([embeddings[text] for text in _read_texts(task, split)])
-    best_accuracy = -1.0
-    best_model: Any = None
-    for strength in STRENGTHS:
-        model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
-        model.fit(features["train"], _read_labels(task, "train"))
-        accuracy = float(model.score(features["validation"], _read_labels(task, "validation")))
-        if accuracy > best_accuracy:
-            best_accuracy = accuracy
-            best_model = model
-    logprobs = np.full((len(features["test"]), len(task.labels)), -50.0)
-    logprobs[:, best_model.classes_] = best_model.predict_log_proba(features["test"])
-    return np.asarray(np.maximum(logprobs, -50.0))
+    classifier = fit_embedding_classifier(task, embeddings)
+    features, _ = _read_features(task, "test", embeddings)
+    return _spread_over_labels(task, classifier.classes, classifier.log_probabilities(features))
 
 
-def embed_task(source: str, folds: Sequence[Task], device: str) -> dict[str, Floats]:
+def classify_words(task: Task) -> Floats:
+    """Return log-probabilities of the labels of the test examples, by TF-IDF and logistic regression."""
+    classifier = fit_linear_classifier(task)
+    logprobs = classifier.log_probabilities(_read_texts(task, "test"))
+    return _spread_over_labels(task, classifier.classes, logprobs)
+
+
+def _spread_over_labels(task: Task, classes: Sequence[int], logprobs: Floats) -> Floats:
+    """Return log-probabilities of all labels; those that a classifier never saw have nearly none."""
+    spread = np.full((len(logprobs), len(task.labels)), LEAST_LOGPROB)
+    spread[:, list(classes)] = logprobs
+    return np.asarray(np.maximum(spread, LEAST_LOGPROB))
+
+
+def embed_task(source: str, folds: Sequence[Task], device: str) -> Mapping[str, Floats]:
     """Return the embedding of every text of a task, whichever fold and split it is in."""
     texts: dict[str, None] = {}
     splits: tuple[Split, Split, Split] = ("train", "validation", "test")
@@ -286,7 +312,9 @@ def embed_task(source: str, folds: Sequence[Task], device: str) -> dict[str, Flo
         for split in splits:
             texts |= dict.fromkeys(_read_texts(task, split))
     listed = list(texts)
-    return dict(zip(listed, embed_texts(source, listed, device), strict=True))
+    with silence_libraries():
+        embeddings = embed_texts(source, listed, device)
+    return dict(zip(listed, embeddings, strict=True))
 
 
 # --- as results of a study -------------------------------------------------------------------------------------------
@@ -295,7 +323,9 @@ def embed_task(source: str, folds: Sequence[Task], device: str) -> dict[str, Flo
 def grade_logprobs(task: Task, logprobs: Floats) -> list[ItemOutcome]:
     """Grade log-probabilities of the labels as the answers of any model are."""
     prompts = task.prompts(task.documents("test"))
-    responses = [[(float(value), False) for value in row] for row in logprobs]
+    responses = []
+    for logprobs_of_example in logprobs:
+        responses.append([(float(logprob), False) for logprob in logprobs_of_example])
     return task.grade(prompts, responses)
 
 
@@ -303,9 +333,9 @@ def make_cell(
     task: Task,
     outcomes: Sequence[ItemOutcome],
     *,
-    name: str,
+    metric_name: str,
     study: str,
-    model: str,
+    model_name: str,
     fingerprint: str,
     recipe: str,
     seconds: float,
@@ -314,7 +344,7 @@ def make_cell(
 ) -> CellRecord:
     """Return a result of an encoder, or of a classifier on embeddings, as the store keeps it.
 
-    ``name`` is the task's in the study, which says the fold.
+    ``metric_name`` is the task's in the study, which says the fold.
     """
     from potentia.run.commit import versions
     from potentia.store import CellRecord
@@ -322,22 +352,16 @@ def make_cell(
     # another recipe by necessity: what is the same are the examples, the choice on validation and the test
     origin = Origin(data=task.fingerprint, shots=0, model=fingerprint)
     scores = task.score(outcomes)
-    described = task.describe()
     provenance = Provenance(
         versions=versions(),
         model=ModelProvenance(
-            source=model, fingerprint=fingerprint, dtype="float32", device=device, kind="encoder"
+            source=model_name,
+            fingerprint=fingerprint,
+            dtype="float32",
+            device=device,
+            kind="encoder",
         ),
-        task=TaskProvenance(
-            fingerprint=task.fingerprint,
-            splits=SplitsProvenance.from_dict(task.plan.to_dict()),
-            metric=task.metric,
-            chance=described.get("chance"),
-            labels=described.get("labels", {}),
-            baselines=described.get("baselines", {}),
-            config=described.get("config", {}),
-            columns=described.get("columns", {}),
-        ),
+        task=replace(task.describe(), fingerprint=task.fingerprint),
         shots=0,
     )
     return CellRecord(
@@ -345,10 +369,12 @@ def make_cell(
             study=study, model=fingerprint, task=task.fingerprint, recipe=recipe, version=VERSION
         ),
         study=study,
-        model=model,
-        task=name,
+        model=model_name,
+        task=metric_name,
         protocol="train_before_test",
-        scores={name: replace(score, origin=origin) for name, score in scores.items()},
+        scores={
+            metric_name: replace(score, origin=origin) for metric_name, score in scores.items()
+        },
         metric=task.metric,
         provenance=provenance,
         seconds=seconds,

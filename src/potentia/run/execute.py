@@ -18,10 +18,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from potentia.engine import pick_device
 from potentia.errors import InputError, StoreError
+from potentia.extras import Extra, require_extra
 from potentia.run.commit import versions
 from potentia.run.cost import estimate_gpu_bytes
 from potentia.run.executors import ExecutionRequest, Executor, find_executor
@@ -42,6 +44,7 @@ from potentia.run.progress import (
 )
 from potentia.run.row_context import RowOutcome
 from potentia.run.row_parts import LEAST_SECONDS, count_train_documents, divide_rows, iterate_parts
+from potentia.run.time_left import WORK_EVENT, WorkLeft
 from potentia.run.worker import StopRequested, give_up_assignment
 from potentia.values.failure import CellFailure
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST
@@ -95,7 +98,7 @@ class RunResult:
                 (failure,) = failures
                 reasons.append(f"{model} × {failure.task} × {failure.protocol}: {reason}")
             else:
-                reasons.append(f"{model}, {len(failures)} cells: {reason}")
+                reasons.append(f"{model}, {len(failures)} results: {reason}")
         return reasons
 
 
@@ -113,25 +116,36 @@ def run_study(
 ) -> RunResult:
     """Run what is not done yet of a study, or of a plan just made of it.
 
-    ``threads`` are those of a row on a CPU, by default an even share of the machine: the last bits of a score follow
-    from them. ``watch`` gives a context manager that shows progress while the rows run. ``split`` lets the tasks of a
-    long row go to several workers: by default on GPUs. ``session`` keeps models and workers for the next call;
-    ``processes`` are workers who are there already. ``stop`` is asked whether to stop, as a signal does.
+    Args:
+        study: A study, or a plan that was just made of it.
+        workers: Models at once.
+        executor: ``local``, ``ray`` or ``slurm``.
+        threads: Of a model on a CPU, an even share of the machine where absent: the last bits of a score follow
+            from them.
+        watch: Gives a context manager that shows progress while models run.
+        split: Let the tasks of a long job go to several workers; on GPUs where absent.
+        session: Keeps models and workers for the next call.
+        processes: Workers that are there already.
+        stop: Asked whether to stop, as a signal does.
+
+    Example:
+        >>> potentia.run_study(potentia.read_study("study.yaml"))
     """
-    plan = study if isinstance(study, StudyPlan) else plan_study(study)
+    require_extra(Extra.RUN, "running a study")
+    study_plan = study if isinstance(study, StudyPlan) else plan_study(study)
     executor_class = find_executor(executor)
     assignments: list[Assignment] = []
-    if any(row.pending for row in plan.rows):  # a study that is done loads no torch
+    if any(row.pending for row in study_plan.rows):  # a study that is done loads no torch
         if executor == "local":
-            check_device(plan.study)
-        plan = replace(plan, run=_name_run())
-        assignments = make_assignments(plan, workers, threads)
-    log = register_study(plan)
-    log.write(
+            check_device(study_plan.study)
+        study_plan = replace(study_plan, run=_name_run())
+        assignments = make_assignments(study_plan, workers, threads)
+    run_log = register_study(study_plan)
+    run_log.write(
         "begin",
-        study=plan.study.name,
-        key=plan.key,
-        run=plan.run,
+        study=study_plan.study.name,
+        key=study_plan.key,
+        run=study_plan.run,
         workers=workers,
         executor=executor,
         threads=assignments[0].threads if assignments else 0,
@@ -139,34 +153,34 @@ def run_study(
         rows={assignment.model.name: len(assignment.pending) for assignment in assignments},
     )
     outcomes: dict[str, RowOutcome] | None = {}
-    progress_view = watch(plan) if watch and assignments else nullcontext()
+    progress_view = watch(study_plan) if watch and assignments else nullcontext()
     with stop_on_signals() as stop_requested, progress_view:
         try:
             if assignments:
                 request = ExecutionRequest(
                     assignments=assignments,
-                    tasks=plan.tasks,
+                    tasks=study_plan.tasks,
                     workers=workers,
                     stop_requested=_stop_on_either(stop_requested, stop),
-                    divide=_make_divider(plan, assignments, split),
+                    divide=_make_divider(study_plan, assignments, split),
                     give_up=lambda assignment, reason: give_up_assignment(
-                        assignment, plan.tasks, reason
+                        assignment, study_plan.tasks, reason
                     ),
                 )
                 outcomes = _make_executor(executor_class, session, processes).run(request)
         except (Stopped, KeyboardInterrupt):
             outcomes = None
         except BaseException as error:
-            log.write(
+            run_log.write(
                 "error",
                 error=type(error).__name__,
                 message=str(error),
                 trace=traceback.format_exc(),
             )
             raise
-    result = replace(_sum_up(plan, outcomes), stop_requested=stop_requested())
-    _check_and_tidy_up(plan, result.reused + result.computed)
-    log.write("end", **result.count_cells())
+    result = replace(_sum_up(study_plan, outcomes), stop_requested=stop_requested())
+    _check_and_tidy_up(study_plan, result.reused + result.computed)
+    run_log.write("end", **result.count_cells())
     return result
 
 
@@ -182,7 +196,7 @@ def _name_run() -> str:
     return f"{moment}-{uuid.uuid4().hex[:6]}"  # sorts by time
 
 
-def make_assignments(plan: StudyPlan, workers: int, threads: int = 0) -> list[Assignment]:
+def make_assignments(study_plan: StudyPlan, workers: int, threads: int = 0) -> list[Assignment]:
     """Return an assignment for each row with something to compute.
 
     They share the threads evenly by the workers asked for, not by the rows that are left.
@@ -190,7 +204,11 @@ def make_assignments(plan: StudyPlan, workers: int, threads: int = 0) -> list[As
     import torch
 
     threads = threads or max(1, torch.get_num_threads() // max(workers, 1))
-    return [Assignment(row, run=plan.run, threads=threads) for row in plan.rows if row.pending]
+    return [
+        Assignment(row, run=study_plan.run, threads=threads)
+        for row in study_plan.rows
+        if row.pending
+    ]
 
 
 def _make_executor(
@@ -204,19 +222,19 @@ def _make_executor(
 
 
 def _make_divider(
-    plan: StudyPlan, assignments: Sequence[Assignment], split: bool | None
+    study_plan: StudyPlan, assignments: Sequence[Assignment], split: bool | None
 ) -> Callable[[int, str], Sequence[Assignment]]:
     """Return the function that divides rows among so many workers of a kind of device."""
 
     def divide(workers: int, device: str) -> Sequence[Assignment]:
         least_seconds = LEAST_SECONDS if split is None else 0.0
         is_wanted = device != "cpu" if split is None else split
-        with open_store(plan.study.store) as store:
+        with open_store(study_plan.study.store) as store:
             has_lanes = store.lanes_folder.is_dir() and any(store.lanes_folder.iterdir())
             if not (is_wanted or has_lanes):
                 return assignments
             return divide_rows(
-                plan,
+                study_plan,
                 assignments,
                 store,
                 workers,
@@ -227,16 +245,20 @@ def _make_divider(
     return divide
 
 
-def _sum_up(plan: StudyPlan, outcomes: Mapping[str, RowOutcome] | None) -> RunResult:
+def _sum_up(study_plan: StudyPlan, outcomes: Mapping[str, RowOutcome] | None) -> RunResult:
     """Sum up how the rows ended; None where the run was stopped."""
     rows = list((outcomes or {}).values())
     failures: list[CellFailure] = []
+    reused = study_plan.count_finished_cells()
+    computed = 0
     for outcome in rows:
         failures += outcome.failures
+        reused += outcome.finished_elsewhere
+        computed += outcome.done
     return RunResult(
-        study=plan.key,
-        reused=plan.count_finished_cells() + sum(outcome.finished_elsewhere for outcome in rows),
-        computed=sum(outcome.done for outcome in rows),
+        study=study_plan.key,
+        reused=reused,
+        computed=computed,
         failed=len(failures),
         interrupted=outcomes is None,
         failures=tuple(failures),
@@ -249,43 +271,46 @@ def check_device(study: Study) -> None:
     if device.type == "cuda" and device.index is not None:
         import torch
 
-        count = torch.cuda.device_count()
-        if device.index >= count:
-            devices = ", ".join(f"cuda:{index}" for index in range(count))
+        gpu_count = torch.cuda.device_count()
+        if device.index >= gpu_count:
+            devices = ", ".join(f"cuda:{index}" for index in range(gpu_count))
             raise InputError(
-                f"there is no {study.device}: this machine has {count} CUDA devices",
+                f"there is no {study.device}: this machine has {gpu_count} CUDA devices",
                 hint=f"use {devices} or cuda",
             )
 
 
-def register_study(plan: StudyPlan) -> RunLog:
+def register_study(study_plan: StudyPlan) -> RunLog:
     """Make the study known to its store, made where there is none, with the cells that are done; give the run's log."""
-    with open_store(plan.study.store, create=True) as store:
-        spec = plan.study.model_dump(mode="json")
-        if "://" in plan.study.store:
-            spec["store"] = store.where  # without its password
-        store.studies.open(plan.study.name, plan.key, spec)
-        if plan.outdated:
-            store.cells.release(plan.key, plan.outdated)
-        for row in plan.rows:
+    with open_store(study_plan.study.store, create=True) as store:
+        study_settings = study_plan.study.model_dump(mode="json")
+        if "://" in study_plan.study.store:
+            study_settings["store"] = store.where  # without its password
+        store.studies.open(study_plan.study.name, study_plan.key, study_settings)
+        if study_plan.outdated:
+            store.cells.release(study_plan.key, study_plan.outdated)
+        for row in study_plan.rows:
             adopt_finished_cells(row, store)
-        return RunLog(store, plan.run)
+        work_left = WorkLeft.count(study_plan)
+        if work_left is not None:  # for those who watch the run from outside
+            store.events.append(study_plan.key, WORK_EVENT, work_left.to_payload())
+        return RunLog(store, study_plan.run)
 
 
-def choose_worker_count(plan: StudyPlan) -> int:
+def choose_worker_count(study_plan: StudyPlan) -> int:
     """Return how many rows run at once: one on a CPU, which uses all threads; on GPUs as many as fit.
 
     A small model leaves a GPU idle most of the time, so several share one, as many as have room for what they need
     where the largest come together, each with two of the machine's cores.
     """
-    rows = [row for row in plan.rows if row.pending and not row.problem]
-    if not rows or plan.study.device in ("cpu", "spread"):
+    rows = [row for row in study_plan.rows if row.pending and not row.problem]
+    if not rows or study_plan.study.device in ("cpu", "spread"):
         return 1
     import torch
 
     if not torch.cuda.is_available():
         return 1
-    gpus = torch.cuda.device_count() if plan.study.device in ("auto", "cuda") else 1
+    gpus = torch.cuda.device_count() if study_plan.study.device in ("auto", "cuda") else 1
     needs = [estimate_gpu_bytes(row.model) for row in rows]
     if math.isnan(sum(needs)):  # a model of unknown size may need all of it
         return gpus
@@ -297,43 +322,57 @@ def choose_worker_count(plan: StudyPlan) -> int:
     return gpus * max(1, int(rows_per_gpu))
 
 
-def _check_and_tidy_up(plan: StudyPlan, expected: int) -> None:
+def _check_and_tidy_up(study_plan: StudyPlan, expected: int) -> None:
     """Make sure that what this run has finished is in the store, and remove what is not needed any more."""
-    with open_store(plan.study.store) as store:
-        plan = plan.refresh(store)
-        finished = plan.count_finished_cells()
+    with open_store(study_plan.study.store) as store:
+        study_plan = study_plan.refresh(store)
+        finished = study_plan.count_finished_cells()
         if finished < expected:
             raise StoreError(
-                f"{expected - finished} finished cells are not in the store any more",
+                f"{expected - finished} finished results are no longer in the store",
                 where=store.where,
-                hint="was it removed or put back while the study ran? The same command computes them anew",
+                hint="was it removed or put back while the study ran? The same command computes them again",
             )
-        remove_finished_lanes(plan, store)
+        remove_finished_lanes(study_plan, store)
 
 
-def remove_finished_lanes(plan: StudyPlan, store: Store) -> None:
+def remove_finished_lanes(study_plan: StudyPlan, store: Store) -> None:
     """Remove the lanes of every row of a refreshed plan that is done, and half-written files of its cells."""
     store.remove_partial_files()
     folder = store.lanes_folder
     if not folder.is_dir():
         return
-    rows = [row for row in plan.rows if not row.problem]
+    rows = [row for row in study_plan.rows if not row.problem]
     for row in rows:
         _remove_lanes_if_finished(folder, row)
     if folder.is_dir() and any(folder.iterdir()):
-        documents = count_train_documents(plan)
+        documents = count_train_documents(study_plan)
         for row in rows:  # a run may have been killed that had them in parts
-            for part in iterate_parts(row, documents):
-                _remove_lanes_if_finished(folder, part)
+            for row_part in iterate_parts(row, documents):
+                _remove_lanes_if_finished(folder, row_part)
     with contextlib.suppress(OSError):  # others have lanes there
         folder.rmdir()
 
 
 def _remove_lanes_if_finished(folder: Path, row: Row) -> None:
-    for kind in (TRAIN_BEFORE_TEST, ADJUST):
-        cells = [cell for cell in row.cells if cell.protocol.kind == kind]
+    for protocol_kind in (TRAIN_BEFORE_TEST, ADJUST):
+        cells = [cell for cell in row.cells if cell.protocol.kind == protocol_kind]
         if cells and all(cell.finished for cell in cells):
-            remove_lanes_folder(folder / name_lanes_folder(row, kind))
+            remove_lanes_folder(folder / name_lanes_folder(row, protocol_kind))
+
+
+def _interrupt_soon() -> None:
+    """Interrupt the main thread in a moment."""
+    threading.Timer(0.01, _thread.interrupt_main).start()
+
+
+def _is_called_by(frame: FrameType | None, function: Callable[..., object]) -> bool:
+    """Whether a frame is a function's, or one that it has called."""
+    while frame is not None:
+        if frame.f_code is function.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
@@ -348,29 +387,32 @@ def stop_on_signals() -> Iterator[StopRequested]:
         yield requested.is_set
         return
 
-    def handle_signal(number: int, frame: Any) -> None:
-        if requested.is_set() and number == signal.SIGINT:
+    def handle_signal(number: int, frame: FrameType | None) -> None:
+        if not (requested.is_set() and number == signal.SIGINT):
+            requested.set()
+        elif _is_called_by(frame, raise_again):  # what is raised there is dropped, too
+            _interrupt_soon()
+        else:
             # would print it where a connection is just closed
             logging.getLogger("sqlalchemy.pool").disabled = True
             raise KeyboardInterrupt
-        requested.set()
 
     def raise_again(unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            threading.Timer(0.01, _thread.interrupt_main).start()
+            _interrupt_soon()
         else:
             usual_hook(unraisable)
 
     is_under_nohup = hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     usual_handlers = {}
-    for number in STOP_SIGNALS:
-        if not (is_under_nohup and number == signal.SIGHUP):
-            usual_handlers[number] = signal.signal(number, handle_signal)
+    for signal_number in STOP_SIGNALS:
+        if not (is_under_nohup and signal_number == signal.SIGHUP):
+            usual_handlers[signal_number] = signal.signal(signal_number, handle_signal)
     usual_hook = sys.unraisablehook
     sys.unraisablehook = raise_again
     try:
         yield requested.is_set
     finally:
         sys.unraisablehook = usual_hook
-        for number, handler in usual_handlers.items():
-            signal.signal(number, handler)
+        for signal_number, handler in usual_handlers.items():
+            signal.signal(signal_number, handler)

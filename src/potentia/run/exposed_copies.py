@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from potentia.engine import LoadedModel
 from potentia.errors import TuningError
 from potentia.run.progress import Stopped, remove_lanes_folder
-from potentia.run.recipe import encode_training_examples, make_lora_config, make_schedule
+from potentia.run.recipe import encode_training_examples
 from potentia.timing import spending
+from potentia.values.fine_tuning import LaneStatus
 
 if TYPE_CHECKING:
     from potentia.engine.training import FullLanes, LaneEpoch, LaneSpec, LaneTrainer, StepInfo
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 def load_exposed_copy(context: RowContext) -> LoadedModel:
     """Load an exposed copy; it is made first where the store has none."""
-    name = f"treated-{context.row.model_fingerprint}"
-    folder = context.store.adapters.find(name)
+    copy_name = f"treated-{context.row.model_fingerprint}"
+    folder = context.store.adapters.find(copy_name)
     if folder is None:
         with spending("treat"):
-            folder = _make_copy(context, name)
-    remove_lanes_folder(context.store.lanes_folder / name)
+            folder = _make_copy(context, copy_name)
+    remove_lanes_folder(context.store.lanes_folder / copy_name)
     if _find_recipe(context).method == "full":
         loaded = context.load_model_from(str(folder))
     else:
@@ -41,10 +42,10 @@ def load_exposed_copy(context: RowContext) -> LoadedModel:
 def _find_recipe(context: RowContext) -> Tuning:
     study = context.study
     assert study.treat is not None
-    return study.treat.recipe(study.tuning)
+    return study.treat.make_tuning(study.tuning)
 
 
-def _make_copy(context: RowContext, name: str) -> Path:
+def _make_copy(context: RowContext, copy_name: str) -> Path:
     """Train the original on the tasks it is exposed to, and keep the result."""
     from potentia.engine.training import FullLanes, LaneSpec, LaneTrainer
 
@@ -53,15 +54,15 @@ def _make_copy(context: RowContext, name: str) -> Path:
     tuning = _find_recipe(context)
     tasks = context.tasks.exposure
     documents = sum(len(task.documents("train")) for task in tasks.values())
-    schedule = make_schedule(tuning, tuning.learning_rates[0], documents)
-    workspace = context.store.lanes_folder / name
+    schedule = tuning.make_schedule(tuning.learning_rates[0], documents)
+    workspace = context.store.lanes_folder / copy_name
     loaded = context.load_model()
     try:
         examples = encode_training_examples(tuning, loaded, list(tasks.values()))
         context.progress.phase(
             f"showing {', '.join(tasks)}", total=schedule.total_steps(len(examples)), unit="steps"
         )
-        lane = LaneSpec(name, examples, schedule, make_lora_config(tuning), study.treat.seed)
+        lane = LaneSpec(copy_name, examples, schedule, tuning.make_lora_config(), study.treat.seed)
         trainer: FullLanes | LaneTrainer
         if tuning.method == "full":
             trainer = FullLanes(
@@ -82,15 +83,15 @@ def _train_and_keep(
 
     def hold_states(ended: list[LaneEpoch]) -> None:
         if isinstance(trainer, FullLanes):  # adapters are all kept
-            trainer.hold([(lane.key, epoch.epoch) for epoch in ended])
+            trainer.keep_only_states([(lane.key, epoch.epoch) for epoch in ended])
 
-    def report_step(info: StepInfo) -> None:
-        context.progress.reach(info.done, before=info.before)
+    def report_step(step_info: StepInfo) -> None:
+        context.progress.reach(step_info.done, before=step_info.resumed)
 
     def save(folder: Path) -> None:
         if isinstance(trainer, FullLanes):
             trainer.restore(lane.key, lane.schedule.epochs)
-            trainer.save(folder)
+            trainer.save_model(folder)
             loaded.tokenizer.save_pretrained(str(folder))
         else:
             trainer.save_peft(lane.key, folder)
@@ -100,10 +101,10 @@ def _train_and_keep(
     )
     result = results[lane.key]
     tasks = list(context.tasks.exposure)
-    if result.status == "interrupted":
+    if result.status == LaneStatus.INTERRUPTED:
         raise Stopped
-    if result.status == "failed":
+    if result.status == LaneStatus.FAILED:
         raise TuningError(f"showing {', '.join(tasks)} failed: {result.reason}")
     row = context.row
-    base = {"fingerprint": row.original_fingerprint, "source": row.model.source}
-    return context.store.adapters.save(lane.key, save, {"base": base, "shown": tasks})
+    base_model = {"fingerprint": row.original_fingerprint, "source": row.model.source}
+    return context.store.adapters.save(lane.key, save, {"base": base_model, "shown": tasks})

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from potentia.errors import TuningError
 from potentia.files import write_file
-from potentia.run.ask import Evaluation, Style, evaluate
+from potentia.run.ask import Evaluation, evaluate
 from potentia.run.search import (
-    LanePlan,
     LaneSearch,
     Peaks,
     ValidatedState,
@@ -27,6 +26,7 @@ from potentia.run.search import (
 from potentia.run.tuning_setup import LaneReporter, PendingCells, TuningSetup
 from potentia.study import content_key
 from potentia.timing import spending
+from potentia.values.fine_tuning import FineTuning, LaneStatus, Style
 from potentia.values.selection import (
     CutExamples,
     SearchEnd,
@@ -59,26 +59,26 @@ class FinalTest:
         trained: TrainedLanes,
         cells: PendingCells,
         reporter: LaneReporter,
-        name: str,
+        task_name: str,
     ) -> None:
         self.setup = setup
         self.trained = trained
         self.search = trained.search
         self.cells = cells
         self.reporter = reporter
-        self.name = name
-        self.task = setup.tasks[name]
-        self.lanes: dict[str, LanePlan] = {}
-        for key, lane in self.search.lanes.items():
-            if name in self.search.list_served_tasks(lane):
-                self.lanes[key] = lane
-        self.results = [trained.results[key] for key in self.lanes]
+        self.name = task_name
+        self.task = setup.tasks[task_name]
+        self.lanes: dict[str, FineTuning] = {}
+        for lane_key, lane in self.search.lanes.items():
+            if task_name in self.search.list_served_tasks(lane):
+                self.lanes[lane_key] = lane
+        self.results = [trained.results[lane_key] for lane_key in self.lanes]
 
     def run(self) -> None:
         """Choose, test and commit."""
         failures = self._describe_failures()
         if not self.search.list_states(self.name):
-            raise TuningError(f"every lane of {self.name} failed: {'; '.join(failures)}")
+            raise TuningError(f"every fine-tuning on {self.name} failed: {'; '.join(failures)}")
         chosen = self._choose_states()
         best_tuned = self._choose_tuned_states()
         self._commit_steps(best_tuned)
@@ -86,7 +86,7 @@ class FinalTest:
             return
         tests = [self._test(state, is_selected=True) for state in chosen]
         context = self.setup.context
-        direct = context.find_direct_evaluation(self.name, self.trained.trainer.bare)
+        direct = context.find_direct_evaluation(self.name, self.trained.trainer.restore_untuned)
         final = Evaluation.mean(tests)
         keeps_direct = False
         if direct is not None and context.study.selection == "paper":
@@ -120,7 +120,7 @@ class FinalTest:
     def _count_saved_epochs(self) -> int:
         saved = 0
         for result in self.results:
-            if result.status == "dropped":
+            if result.status == LaneStatus.DROPPED:
                 saved += self.search.count_epochs(self.lanes[result.key]) - len(result.epochs)
         return saved
 
@@ -147,9 +147,9 @@ class FinalTest:
         states_by_seed = [self.search.list_states(self.name, seed) for seed in self._list_seeds()]
         return [select_best(states) for states in states_by_seed if states]
 
-    def _is_better(self, test: Evaluation, direct: Evaluation) -> bool:
+    def _is_better(self, test_evaluation: Evaluation, direct: Evaluation) -> bool:
         """Whether the test is better after the tuning."""
-        gain = test.main.value - direct.main.value
+        gain = test_evaluation.main.value - direct.main.value
         return gain > 0 if self.task.higher_is_better else gain < 0
 
     def _find_peaks(self, state: ValidatedState) -> Peaks:
@@ -165,13 +165,14 @@ class FinalTest:
         best_tuned: Sequence[ValidatedState],
     ) -> Selection:
         """Add what was searched, and where the best lies in it: over seeds, the most doubtful."""
-        ends = [SearchEnd.UNTUNED] if selection.kept_direct else []
+        search_ends = [SearchEnd.UNTUNED] if selection.kept_direct else []
         for state in chosen:
             curve: Sequence[ValidatedState] = ()
             if state.lane is not None:
                 curve = self.search.curves[state.lane.key, self.name]
-            ends.append(find_search_end(state, self._find_peaks(state), curve))
-        judge = self.setup.find_judge(self.name)
+            search_ends.append(find_search_end(state, self._find_peaks(state), curve))
+        validation_task = self.setup.find_validation_task(self.name)
+        metric = validation_task.describe_metric(validation_task.metric)
         assert best_tuned[0].lane is not None
         result = self.trained.results[best_tuned[0].lane.key]
         rates: set[float] = set()
@@ -180,22 +181,25 @@ class FinalTest:
         parameters = self.setup.context.loaded.parameters  # full tuning trains all
         return replace(
             selection,
-            search=find_most_doubtful_end(ends, chosen, judge.metric_named(judge.metric)),
+            search=find_most_doubtful_end(search_ends, chosen, metric),
             rates_tried=tuple(sorted(rates)),
             updates=result.step,
-            tokens=sum(epoch.tokens for epoch in result.epochs),
+            tokens=sum(epoch.result.tokens for epoch in result.epochs),
             trainable=int(getattr(self.trained.trainer, "trainable", parameters)),
         )
 
     # --- testing -----------------------------------------------------------------------------------------------------
 
     def _test(self, state: ValidatedState, *, is_selected: bool = False) -> Evaluation:
-        """Score a state on the test split."""
+        """Score a state on the test split; a state without a lane is the untuned model.
+
+        The test of the selected state counts for the study: its progress is shown, and it is reported.
+        """
         context = self.setup.context
         lane = state.lane
         owner = None
         if lane is None:
-            self.trained.trainer.bare()
+            self.trained.trainer.restore_untuned()  # adapters off, or the original weights back
         else:
             owner = self.trained.trainer.restore(lane.key, state.epoch)
         progress = None
@@ -236,14 +240,14 @@ class FinalTest:
     ) -> TestedState:
         """Return a state's test score beside its validation (appendix B.3: what a larger search gives)."""
         assert state.lane is not None
-        test = tests[state] if state in tests else self._test(state)
+        test_evaluation = tests[state] if state in tests else self._test(state)
         return TestedState(
             learning_rate=state.lane.learning_rate,
             style=state.style,
             seed=state.lane.seed,
             validation=state.value,
-            value=test.main.value,
-            stderr=test.main.stderr,
+            value=test_evaluation.main.value,
+            stderr=test_evaluation.main.stderr,
             chosen=state in tests,
         )
 
@@ -266,11 +270,11 @@ class FinalTest:
         if chosen.lane is not None:
             lane = self.trained.results[chosen.lane.key]
         limit = self.trained.trainer.limit
-        cut = lane.spec.count_cut_examples(limit)
-        if not cut:
+        cut_count = lane.spec.count_cut_examples(limit)
+        if not cut_count:
             return None
         return CutExamples(
-            cut=cut, examples=len(lane.spec.examples), tokens=lane.spec.most_tokens(limit)
+            cut=cut_count, examples=len(lane.spec.examples), tokens=lane.spec.max_text_length(limit)
         )
 
     def _keep_adapter(self, chosen: ValidatedState) -> None:
@@ -284,27 +288,29 @@ class FinalTest:
         fingerprint = row.original_fingerprint
         if row.model.copy_of is not None:
             fingerprint = row.model_fingerprint
-        base = {"fingerprint": fingerprint, "source": row.model.source}
+        base_model = {"fingerprint": fingerprint, "source": row.model.source}
         if row.model.quantise:
-            base["quantise"] = row.model.quantise
-        save = partial(save_peft, chosen.lane.key, epoch=chosen.epoch)
+            base_model["quantise"] = row.model.quantise
+        save_adapter = partial(save_peft, chosen.lane.key, epoch=chosen.epoch)
         with spending("save"):
-            context.store.adapters.save(self.cells.get_key(self.name), save, {"base": base})
+            context.store.adapters.save(
+                self.cells.get_key(self.name), save_adapter, {"base": base_model}
+            )
 
 
 def evaluate_test_split(
     setup: TuningSetup,
     scorer: Scorer,
-    name: str,
+    task_name: str,
     style: Style,
     owner: int | None,
     *,
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Ask the test split of a task."""
-    ask = setup.make_ask(setup.tasks[name], "test", style, owner)
+    ask = setup.make_ask(setup.tasks[task_name], "test", style, owner)
     with spending("test"):
-        (evaluation,) = evaluate(scorer, [ask], chat=setup.context.chat, progress=progress)
+        (evaluation,) = evaluate(scorer, [ask], chat_template=setup.context.chat, progress=progress)
     return evaluation
 
 
@@ -312,22 +318,22 @@ def make_selection(chosen: Sequence[ValidatedState], tests: Sequence[Evaluation]
     """Return what was chosen, seed by seed."""
     seeds = [
         SeedChoice(
-            value=test.main.value,
+            value=test_evaluation.main.value,
             learning_rate=state.learning_rate,
             epoch=state.epoch,
             style=state.style,
             validation=state.value,
         )
-        for test, state in zip(tests, chosen, strict=True)
+        for test_evaluation, state in zip(tests, chosen, strict=True)
     ]
-    first = chosen[0]
+    first_seed = chosen[0]
     return Selection(
-        style=first.style,
-        learning_rate=first.learning_rate,
-        epoch=first.epoch,
-        validation=first.value,
-        validation_stderr=first.stderr,
-        validation_right=first.right,
+        style=first_seed.style,
+        learning_rate=first_seed.learning_rate,
+        epoch=first_seed.epoch,
+        validation=first_seed.value,
+        validation_stderr=first_seed.stderr,
+        validation_right=first_seed.right,
         seeds=tuple(seeds),
     )
 
@@ -336,34 +342,34 @@ def make_selection(chosen: Sequence[ValidatedState], tests: Sequence[Evaluation]
 
 
 def score_at_step(
-    setup: TuningSetup, trained: TrainedLanes, cells: PendingCells, lane: LanePlan, step: int
+    setup: TuningSetup, trained: TrainedLanes, cells: PendingCells, lane: FineTuning, step: int
 ) -> None:
     """Test a lane as it is now; where there are several to choose from, its scores wait for the choice."""
     has_choice = len(trained.search.lanes) > 1 or setup.recipe.rate_bounds is not None
-    for name in trained.search.list_served_tasks(lane):
-        path = _name_step_file(setup, lane, step, name)
-        if (name, step) not in cells or path.exists():
+    for task_name in trained.search.list_served_tasks(lane):
+        score_file = _name_step_file(setup, lane, step, task_name)
+        if (task_name, step) not in cells or score_file.exists():
             continue
         slot = trained.trainer.slot(lane.key)
-        evaluation = evaluate_test_split(setup, trained.scorer, name, lane.style, slot)
+        evaluation = evaluate_test_split(setup, trained.scorer, task_name, lane.style, slot)
         if has_choice:
-            write_file(path, evaluation.to_json(), synced=True)
+            write_file(score_file, evaluation.to_json(), synced=True)
         else:
             selection = Selection(step=step, style=lane.style, learning_rate=lane.learning_rate)
-            cells.commit(name, step, evaluation, selection)
+            cells.commit(task_name, step, evaluation, selection)
 
 
-def _name_step_file(setup: TuningSetup, lane: LanePlan, step: int, task: str) -> Path:
-    key = content_key(lane=lane.key, step=step, task=task)
+def _name_step_file(setup: TuningSetup, lane: FineTuning, step: int, task_name: str) -> Path:
+    key = content_key(lane=lane.key, step=step, task=task_name)
     return setup.workspace / "on-the-way" / f"{key}.json"
 
 
-def _read_step_score(setup: TuningSetup, lane: LanePlan, step: int, task: str) -> Evaluation:
+def _read_step_score(setup: TuningSetup, lane: FineTuning, step: int, task_name: str) -> Evaluation:
     """Return what a lane scored on a task after a step."""
-    path = _name_step_file(setup, lane, step, task)
+    score_file = _name_step_file(setup, lane, step, task_name)
     try:
-        return Evaluation.from_json(path.read_text("utf-8"))
+        return Evaluation.from_json(score_file.read_text("utf-8"))
     except (OSError, KeyError, ValueError, TypeError):
         raise TuningError(
-            f"the score on {task} after {step} steps was not kept", where=str(path)
+            f"the score on {task_name} after {step} steps was not kept", where=str(score_file)
         ) from None

@@ -75,11 +75,11 @@ class GpuSharing:
             lines = str(error).splitlines() or [type(error).__name__]
             self.why_not = lines[-1][:300]
             log.warning(
-                "rows take turns on the GPU: NVIDIA's MPS does not work here (%s)", self.why_not
+                "models take turns on the GPU: NVIDIA's MPS does not work here (%s)", self.why_not
             )
             return
         log.warning(
-            "up to %d rows share a GPU side by side (NVIDIA MPS; %s=0 lets them take turns)",
+            "up to %d models share a GPU side by side (NVIDIA MPS; %s=0 lets them take turns)",
             rows_per_gpu,
             SWITCH,
         )
@@ -96,14 +96,14 @@ class GpuSharing:
             start_new_session=True,
         )
 
-    def leave(self) -> None:
+    def stop_for_new_workers(self) -> None:
         """Let workers that start from now on do without: one has died under the service, which may hang since."""
         for name in (PIPES, LOGS):
             os.environ.pop(name, None)
 
     def end(self) -> None:
         """End the service; its keeper tidies up."""
-        self.leave()
+        self.stop_for_new_workers()
         if self._keeper is not None and self._keeper.stdin is not None:
             with contextlib.suppress(OSError):
                 self._keeper.stdin.close()
@@ -141,15 +141,15 @@ def _find_obstacle() -> str:
     if os.environ.get(SWITCH, "").lower() in ("0", "no", "false", "off"):
         return f"{SWITCH} says so"
     if is_gpu_shared():
-        return "a service of somebody else's is used"
+        return "another user's service is used"
     return "" if shutil.which(CONTROL) else f"there is no {CONTROL}"
 
 
 def _try_service() -> None:
     """Compute something under the service, and hear from it that it had a client."""
     deadline = time.monotonic() + TRIAL_SECONDS
-    pipe = Path(os.environ[PIPES]) / "control"
-    while not pipe.exists():
+    control_pipe = Path(os.environ[PIPES]) / "control"
+    while not control_pipe.exists():
         if time.monotonic() > deadline:
             raise ValueError("its daemon did not start")
         time.sleep(0.05)

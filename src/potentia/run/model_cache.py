@@ -61,8 +61,8 @@ class ModelCache:
         if {tensor.device for tensor in tensors} != {loaded.device}:
             return False
         # on a CPU it is there already: as much is to stay free for the next
-        room = _read_free_bytes() * MEMORY_SHARE / self._processes
-        return bool(room > sum(tensor.nbytes for tensor in tensors))
+        cache_bytes = read_free_bytes() * MEMORY_SHARE / self._processes
+        return bool(cache_bytes > sum(tensor.nbytes for tensor in tensors))
 
 
 def _may_change_weights(row: Row) -> bool:
@@ -80,7 +80,7 @@ def _identify_model(row: Row, device: str) -> tuple[str, ...]:
     return row.model.name, row.model_fingerprint, row.study.dtype, device
 
 
-def _read_free_bytes() -> float:
+def read_free_bytes() -> float:
     """Return the bytes of memory that a program may still take; none where the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()

@@ -33,13 +33,13 @@ from potentia.study import (
     ModelSpec,
     Study,
     TaskSpec,
-    adjust_tuning,
     cell_key,
     content_key,
-    own_rates,
-    renamed,
+    find_rates_of_model,
+    renamed_cell_key,
     step_key,
     study_key,
+    tuning_for_adjust,
 )
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol, TaskName
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from potentia.tasks import Task, UserData
 
 REPORT_SECONDS = 1.0  # between two words of planning
+WRITTEN_FORM = "question"  # the prompt form of auxiliary data that are answered by writing
 SMALL_TEST = 100  # documents; with fewer, few differences between models can be told
 
 
@@ -137,10 +138,10 @@ class Assignment:
         """What it is called while it runs."""
         label = self.model.name
         if self.part is not None:
-            number, count = self.part
-            label += f" · part {number} of {count}"
+            part_number, part_count = self.part
+            label += f" · part {part_number} of {part_count}"
         if self.lane_part is not None:
-            label += f" · lanes {self.lane_part + 1} of {self.lane_parts}"
+            label += f" · fine-tunings, part {self.lane_part + 1} of {self.lane_parts}"
         return label
 
     def refresh(self, store: Store) -> Assignment:
@@ -186,19 +187,20 @@ class StudyPlan:
         return sum(cell.finished for cell in self.iterate_cells())
 
     def collect_notes(self) -> tuple[str, ...]:
-        """Say what was inferred of own data or left out, and which tests are too small to tell models apart."""
+        """Say what was inferred about the user's data or left out, and which tests are too small to separate models."""
         notes = []
-        for name, task in self.tasks.by_name.items():
-            notes += [f"{name}: {note}" for note in task.notes]
-        for spec in self.study.benchmarks():
-            splits = self.tasks.by_name[spec.name].plan
+        for task_name, task in self.tasks.by_name.items():
+            notes += [f"{task_name}: {note}" for note in task.notes]
+        for task_spec in self.study.list_task_specs():
+            splits = self.tasks.by_name[task_spec.name].split_plan
+            # data in one split, of which nobody said how to divide it: 8:1:1 (``USUAL_RATIOS``)
             divided_by_default = (
-                splits.shares_one_split and spec.ratios is None and spec.folds is None
+                splits.shares_one_split and task_spec.ratios is None and task_spec.folds is None
             )
             if divided_by_default and splits.test.available < SMALL_TEST:
                 notes.append(
-                    f"{spec.name} is tested on {splits.test.available} documents: few to tell models apart."
-                    " In the task's entry, `ratios: [6, 1, 3]` tests on three times as many, `folds: 5` on all."
+                    f"{task_spec.name} is tested on {splits.test.available} examples: few to separate models."
+                    " --folds 5 tests on all; `ratios: [6, 1, 3]` in the task's entry on three times as many."
                 )
         return tuple(notes)
 
@@ -210,14 +212,14 @@ def load_tasks(study: Study) -> LoadedTasks:
     """Load every task of the study; all that cannot be loaded are named in one error."""
     tasks: dict[str, Task] = {}
     problems: list[InputError] = []
-    for spec in study.benchmarks():
+    for task_spec in study.list_task_specs():
         try:
-            tasks[spec.name] = _load_task(study, spec)
-            _check_shots(spec, tasks[spec.name])
-            _plan_samples(study, spec, tasks[spec.name])
+            tasks[task_spec.name] = _load_task(study, task_spec)
+            _check_shots(task_spec, tasks[task_spec.name])
+            _plan_samples(study, task_spec, tasks[task_spec.name])
         except InputError as error:
             problems.append(error)
-    if len(problems) == 1:
+    if len({str(problem) for problem in problems}) == 1:  # folds of one file have one problem
         raise problems[0]
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
@@ -228,83 +230,85 @@ def load_tasks(study: Study) -> LoadedTasks:
     return LoadedTasks(tasks, auxiliary, _load_exposure(study, tasks))
 
 
-def _check_shots(spec: TaskSpec, task: Task) -> None:
-    if spec.shots and task.kind == "corpus":
+def _check_shots(task_spec: TaskSpec, task: Task) -> None:
+    if task_spec.shots and task.kind == "corpus":
         raise InputError(
-            f"{spec.name}: a text to predict has no examples before it", hint="drop its `shots`"
+            f"{task_spec.name}: a perplexity corpus has no examples before it",
+            hint="drop its `shots`",
         )
 
 
-def _plan_samples(study: Study, spec: TaskSpec, task: Task) -> None:
+def _plan_samples(study: Study, task_spec: TaskSpec, task: Task) -> None:
     """Say how the answers of a task are sampled; refuse what is not answered by writing."""
-    if spec.samples is not None and task.kind != "generation":
+    if task_spec.samples is not None and task.kind != "generation":
         raise InputError(
-            f"{spec.name} is not answered by writing: there is nothing to sample",
+            f"{task_spec.name} is not answered by writing: there is nothing to sample",
             hint="drop its `samples`",
         )
-    task.samples = study.sample_plan(spec.name)
+    task.samples = study.make_sample_plan(task_spec.name)
 
 
-def _load_task(study: Study, spec: TaskSpec) -> Task:
+def _load_task(study: Study, task_spec: TaskSpec) -> Task:
     """Load one task with the study's splits, caps and seed."""
     from potentia.tasks import Division, load
 
-    source, own_data = _find_task_data(study, spec)
+    source, own_data = _find_task_data(study, task_spec)
     fold = None
-    if spec.fold is not None and spec.folds is not None:
-        fold = (spec.fold, spec.folds)
+    if task_spec.fold is not None and task_spec.folds is not None:
+        fold = (task_spec.fold, task_spec.folds)
     return load(
         source,
         data_dir=_find_data_folder(study),
-        caps=study.caps.but(spec.caps),
+        caps=study.caps.overridden_by(task_spec.caps),
         seed=study.seed,
         carve=study.carve,
         drop_overlap=study.drop_overlap,
-        own=own_data,
-        division=Division(spec.ratios, fold),
-        mean=spec.mean,
-        answer_tokens=spec.answer_tokens or study.answer_tokens,
+        user_data=own_data,
+        division=Division(task_spec.ratios, fold),
+        group_mean=task_spec.mean,
+        answer_tokens=task_spec.answer_tokens or study.answer_tokens,
         drop_bad_rows=study.drop_bad_rows,
-        cluster=spec.cluster,
-        blind=spec.blind_twin,
+        cluster_column=task_spec.cluster,
+        blind=task_spec.blind_twin,
+        category=task_spec.category,
     )
 
 
-def _find_task_data(study: Study, spec: TaskSpec) -> tuple[str, UserData | None]:
+def _find_task_data(study: Study, task_spec: TaskSpec) -> tuple[str, UserData | None]:
     """Return the source of a task, and the user's own data where it is made of some."""
     from potentia.tasks import UserData
 
-    columns = spec.columns.given()
+    columns = task_spec.columns.list_stated()
     describes_data = (
         columns
-        or spec.labels
-        or spec.prompt is not None
-        or spec.metric is not None
-        or not spec.merge_spellings
+        or task_spec.labels
+        or task_spec.prompt is not None
+        or task_spec.metric is not None
+        or not task_spec.merge_spellings
     )
-    if not (describes_data or spec.dataset is not None or isinstance(spec.file, tuple)):
-        return spec.source, None
-    files = spec.file or ()
+    if not (describes_data or task_spec.dataset is not None or isinstance(task_spec.file, tuple)):
+        return task_spec.source, None
+    files = task_spec.file or ()
     if isinstance(files, str):
         files = (files,)
     prompt_form = ""
     if len(files) == 1 and not Path(files[0]).exists():  # a form may follow: own.jsonl:cloze
-        name = TaskName(files[0])
-        files = (name.base,)
-        prompt_form = name.form
+        task_name = TaskName(files[0])
+        files = (task_name.base,)
+        prompt_form = task_name.form
     own_data = UserData(
         files,
-        spec.dataset,
-        spec.subset,
+        task_spec.dataset,
+        task_spec.subset,
         columns,
-        spec.prompt,
-        dict(spec.labels),
+        task_spec.prompt,
+        dict(task_spec.labels),
         drop_bad_rows=study.drop_bad_rows,
-        merge_spellings=spec.merge_spellings,
-        metric=spec.metric,
-        cluster=spec.cluster,
+        merge_spellings=task_spec.merge_spellings,
+        metric=task_spec.metric,
+        cluster_column=task_spec.cluster,
     )
-    source = f"{own_data.label}:{prompt_form}" if prompt_form else own_data.label
+    source = f"{own_data.task_name}:{prompt_form}" if prompt_form else own_data.task_name
     return source, own_data
 
 
@@ -316,23 +320,40 @@ def _load_auxiliary(study: Study, adjust: Adjust) -> Task:
     """Load what models are adjusted on: undivided, with a cap of its own, multiple choice as letters to choose from.
 
     The auxiliary data of the paper ask with letters (section 2.1). Data that are learned as texts to complete teach
-    nothing of that form.
+    nothing of that form. Several data sets are learned together, as the paper's two of mathematics.
     """
+    from potentia.tasks import Task
+
+    caps = Caps(train=adjust.cap, validation=None, test=None)
+    hold_out = adjust.hold_out or 0
+    if len(adjust.sources) == 1:
+        return _load_auxiliary_part(study, adjust, adjust.sources[0], caps, hold_out)
+    no_caps = Caps(train=None, validation=None, test=None)
+    parts = [_load_auxiliary_part(study, adjust, source, no_caps, 0) for source in adjust.sources]
+    return Task.join_auxiliary(parts, caps=caps, seed=study.seed, hold_out=hold_out)
+
+
+def _load_auxiliary_part(
+    study: Study, adjust: Adjust, source: str, caps: Caps, hold_out: int
+) -> Task:
+    """Load one data set that models are adjusted on, in the form that is asked for."""
     from potentia.tasks import load
 
     load_undivided = partial(
         load,
         data_dir=_find_data_folder(study),
-        caps=Caps(train=adjust.cap, validation=None, test=None),
+        caps=caps,
         seed=study.seed,
-        hold_out=adjust.hold_out or 0,
+        hold_out=hold_out,
         answer_tokens=study.answer_tokens,
     )
-    task = load_undivided(adjust.data)
-    names_its_form = bool(TaskName(Path(adjust.data).name).form)
-    if names_its_form or adjust.form == "own" or not task.has_options:
+    task = load_undivided(source)
+    names_its_form = bool(TaskName(Path(source).name).form)
+    is_written = task.kind == "generation"
+    form_fits = is_written if adjust.form == WRITTEN_FORM else task.has_options
+    if names_its_form or adjust.form == "own" or not form_fits:
         return task
-    return load_undivided(f"{adjust.data}:{adjust.form}")
+    return load_undivided(f"{source}:{adjust.form}")
 
 
 def _load_exposure(study: Study, tasks: Mapping[str, Task]) -> dict[str, Task]:
@@ -340,10 +361,10 @@ def _load_exposure(study: Study, tasks: Mapping[str, Task]) -> dict[str, Task]:
     if study.treat is None:
         return {}
     exposure = {}
-    for name in study.treat.data:
-        exposure[name] = tasks.get(name) or _load_task(study, TaskSpec(name=name))
-        if not exposure[name].documents("train"):
-            raise InputError(f"treat.data: {name} has no documents to train on")
+    for source in study.treat.data:
+        exposure[source] = tasks.get(source) or _load_task(study, TaskSpec(name=source))
+        if not exposure[source].documents("train"):
+            raise InputError(f"treat.data: {source} has no examples to train on")
     return exposure
 
 
@@ -368,14 +389,26 @@ def decide_scoring_kind(study: Study, model: ModelSpec) -> Kind | None:
 # --- planning --------------------------------------------------------------------------------------------------------
 
 
-def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> StudyPlan:
-    """Find every cell's key and whether the store has it. Model files are hashed, not loaded; nothing is written."""
+def plan_study(study: Study, *, report: Callable[[str], Any] = lambda _: None) -> StudyPlan:
+    """Find every result's key and whether the store has it. Model files are hashed, not loaded; nothing is written.
+
+    Args:
+        study: A study, from ``read_study`` or ``make_study``.
+        report: Receives a line on what is being read.
+
+    Example:
+        >>> potentia.plan_study(potentia.read_study("study.yaml"))
+    """
+    require_extra(Extra.RUN, "planning a study")
     from potentia.tasks import silence_libraries
 
     specs = study.rows()
-    for spec in specs:
-        check_model_source(spec)
-    sources = [(spec.source, spec.revision, spec.gguf_file, tuple(spec.adapters)) for spec in specs]
+    for model_spec in specs:
+        check_model_source(model_spec)
+    sources = [
+        (model_spec.source, model_spec.revision, model_spec.gguf_file, tuple(model_spec.adapters))
+        for model_spec in specs
+    ]
     hashed = fingerprints(sources)  # while tasks are read; a study that is refused waits for none
     with silence_libraries():  # once for all tasks
         tasks = load_tasks(study)
@@ -383,33 +416,33 @@ def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> 
     planner = _RowPlanner(study, study_key(study), tasks)
     rows = []
     reported = time.monotonic()
-    for spec, source in zip(specs, sources, strict=True):
-        rows.append(planner.plan_row(spec, hashed[source]))
+    for model_spec, source in zip(specs, sources, strict=True):
+        rows.append(planner.plan_row(model_spec, hashed[source]))
         if time.monotonic() - reported > REPORT_SECONDS:
             reported = time.monotonic()
-            tell(f"reading models: {len(rows):,} of {len(specs):,}")
-    plan = StudyPlan(study, planner.study_key, tuple(rows), tasks=tasks)
+            report(f"reading models: {len(rows):,} of {len(specs):,}")
+    study_plan = StudyPlan(study, planner.study_key, tuple(rows), tasks=tasks)
     store = find_store(study.store)
     if store is None:
-        return plan
+        return study_plan
     with store:
-        return _compare_with_store(plan, store)
+        return _compare_with_store(study_plan, store)
 
 
-def _compare_with_store(plan: StudyPlan, store: Store) -> StudyPlan:
+def _compare_with_store(study_plan: StudyPlan, store: Store) -> StudyPlan:
     """Return a plan with what the store has of it: finished, damaged and outdated cells."""
-    plan = plan.refresh(store)
-    pending = [cell.key for cell in plan.iterate_cells() if not cell.finished]
+    study_plan = study_plan.refresh(store)
+    pending = [cell.key for cell in study_plan.iterate_cells() if not cell.finished]
     damaged = store.cells.find_damaged(pending)
-    if damaged and not plan.count_finished_cells():
+    if damaged and not study_plan.count_finished_cells():
         store.cells.refuse_wrong_items_folder(damaged)
-    planned = {cell.key for cell in plan.iterate_cells()}
-    readable = {row.model.name for row in plan.rows if not row.problem}
+    planned = {cell.key for cell in study_plan.iterate_cells()}
+    readable = {row.model.name for row in study_plan.rows if not row.problem}
     outdated = []
-    for key, model in store.cells.read_models_by_key(plan.key).items():
-        if model in readable and key not in planned:
-            outdated.append(key)
-    return replace(plan, outdated=tuple(outdated), damaged=tuple(damaged))
+    for stored_key, model in store.cells.read_models_by_key(study_plan.key).items():
+        if model in readable and stored_key not in planned:
+            outdated.append(stored_key)
+    return replace(study_plan, outdated=tuple(outdated), damaged=tuple(damaged))
 
 
 class _RowPlanner:
@@ -419,11 +452,21 @@ class _RowPlanner:
         self.study_key = study_key
         self._study = study
         self._tasks = tasks
-        dtype = planned_dtype(study.dtype, study.device)
-        self._row_study = study.model_copy(update={"dtype": dtype, "models": (), "only": None})
-        self._task_fingerprints = {name: task.fingerprint for name, task in tasks.by_name.items()}
+        self._row_study = study.model_copy(update={"models": (), "only": None})
+        self._studies_by_dtype: dict[str, Study] = {}
+        self._task_fingerprints = {
+            task_name: task.fingerprint for task_name, task in tasks.by_name.items()
+        }
         self._auxiliary_fingerprint = tasks.auxiliary.fingerprint if tasks.auxiliary else None
         self._steps = sorted(set(study.adjust.at_steps)) if study.adjust else []
+
+    def _row_study_for(self, model: ModelSpec) -> Study:
+        """Return the study as a model's row carries it: without models, and with the dtype of this model settled."""
+        dtype = planned_dtype(model.dtype or self._study.dtype, self._study.device)
+        if dtype not in self._studies_by_dtype:
+            settled = self._row_study.model_copy(update={"dtype": dtype})
+            self._studies_by_dtype[dtype] = settled
+        return self._studies_by_dtype[dtype]
 
     def plan_row(self, model: ModelSpec, hashed: Future[str]) -> Row:
         """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
@@ -442,7 +485,7 @@ class _RowPlanner:
         ) as error:  # whatever a library makes of its files, the other rows go on
             problem = f"{type(error).__name__}: {first_line(error)}"
         return Row(
-            study=self._row_study,
+            study=self._row_study_for(model),
             study_key=self.study_key,
             model=model,
             cells=tuple(self._plan_cells(model, None if problem else model_fingerprint)),
@@ -457,56 +500,58 @@ class _RowPlanner:
         fingerprint = quantised_fingerprint(original, model.quantise)
         if model.copy_of is None:
             return fingerprint
-        study = self._row_study
+        study = self._row_study_for(model)
         assert study.treat is not None
         return content_key(
             original=fingerprint,
             data=[task.fingerprint for task in self._tasks.exposure.values()],
-            tuning=study.treat.recipe(study.tuning),
+            tuning=study.treat.make_tuning(study.tuning),
             seed=study.treat.seed,
             dtype=study.dtype,
         )
 
     def _plan_cells(self, model: ModelSpec, fingerprint: str | None) -> Iterator[CellPlan]:
         """Go through the cells of a model; they have no keys where its fingerprint is not known."""
-        study = self._row_study
-        kind = decide_scoring_kind(study, model)
-        rates = own_rates(study, model)
-        for protocol, (name, task) in product(
+        study = self._row_study_for(model)
+        scoring_kind = decide_scoring_kind(study, model)
+        rates = find_rates_of_model(study, model)
+        for protocol, (task_name, task) in product(
             map(Protocol, study.protocols), self._tasks.by_name.items()
         ):
             has_no_examples = protocol.kind == "few_shot" and task.kind == "corpus"
-            if has_no_examples or not self._study.asks(model.name, name, protocol):
+            if has_no_examples or not self._study.includes_cell(model.name, task_name, protocol):
                 continue
             key = ""
             seeds = None
             if protocol == TRAIN_BEFORE_TEST:
-                seeds = study.count_seeds(model.name, name)
+                seeds = study.count_seeds(model.name, task_name)
             if fingerprint is not None:
                 key = cell_key(
                     study,
                     fingerprint,
-                    self._task_fingerprints[name],
+                    self._task_fingerprints[task_name],
                     protocol,
-                    shots=study.shots_for(name, protocol),
-                    kind=kind,
+                    shots=study.count_shots(task_name, protocol),
+                    kind=scoring_kind,
                     rates=rates,
-                    auxiliary=self._auxiliary_fingerprint,
+                    auxiliary_fingerprint=self._auxiliary_fingerprint,
                     seeds=seeds,
-                    samples=study.sample_plan(name),
+                    samples=study.make_sample_plan(task_name),
                 )
             if protocol == ADJUST:
                 for step in self._steps:
-                    yield CellPlan(name, protocol.at(step), key and step_key(key, step))
-            yield CellPlan(name, protocol, key)
+                    yield CellPlan(task_name, protocol.at_step(step), key and step_key(key, step))
+            yield CellPlan(task_name, protocol, key)
 
 
 def mark_finished_cells(rows: Sequence[Row], store: Store) -> list[Row]:
     """Return the rows with what the store has by now, under these names or others; damaged cells are to be made."""
-    pending = [cell.key for row in rows for cell in row.pending]
+    pending: list[str] = []
+    for row in rows:
+        pending.extend(cell.key for cell in row.pending)
     names_by_key = store.cells.read_names(pending)
-    for key in store.cells.find_damaged(list(names_by_key)):
-        del names_by_key[key]
+    for cell_key_in_store in store.cells.find_damaged(list(names_by_key)):
+        del names_by_key[cell_key_in_store]
     marked = []
     for row in rows:
         cells = [_mark_finished(cell, row, names_by_key) for cell in row.cells]
@@ -521,15 +566,15 @@ def _mark_finished(
     names = (row.model.name, cell.task)
     if cell.finished or names_by_key.get(cell.key, names) == names:
         return replace(cell, finished=cell.finished or cell.key in names_by_key)
-    key = renamed(cell.key, *names)
+    key = renamed_cell_key(cell.key, *names)
     step = cell.protocol.step
     if step is not None:  # named after the cell at the end
-        last = next(
+        last_cell = next(
             adjusted
             for adjusted in row.cells
             if (adjusted.task, adjusted.protocol) == (cell.task, ADJUST)
         )
-        key = step_key(renamed(last.copy_of or last.key, *names), step)
+        key = step_key(renamed_cell_key(last_cell.copy_of or last_cell.key, *names), step)
     return replace(cell, key=key, finished=True, copy_of=cell.key)
 
 
@@ -548,18 +593,21 @@ def _check_adjust(study: Study, tasks: LoadedTasks) -> None:
     auxiliary = tasks.auxiliary
     if auxiliary is None or study.adjust is None:
         return
-    unvalidated = [name for name, task in tasks.by_name.items() if not task.documents("validation")]
-    has_choice = any(len(adjust_tuning(study, row).learning_rates) > 1 for row in study.rows())
+    unvalidated = [
+        task_name for task_name, task in tasks.by_name.items() if not task.documents("validation")
+    ]
+    has_choice = any(len(tuning_for_adjust(study, row).learning_rates) > 1 for row in study.rows())
     if unvalidated and has_choice and not auxiliary.documents("validation"):
         raise InputError(
-            f"{unvalidated[0]} has no validation documents to choose a learning rate by",
+            f"{unvalidated[0]} has no validation examples to choose a learning rate by",
             hint="name one learning rate, or keep some of the auxiliary data to choose by:"
             " `adjust: {hold_out: 500}`",
         )
     documents = len(auxiliary.documents("train"))
     if not documents:
-        raise InputError(f"adjust.data: {study.adjust.data} has no documents to train on")
-    last_step = adjust_tuning(study).updates(documents)
+        auxiliary_sources = ", ".join(study.adjust.sources)
+        raise InputError(f"adjust.data: {auxiliary_sources} has no examples to train on")
+    last_step = tuning_for_adjust(study).count_updates(documents)
     beyond = [step for step in study.adjust.at_steps if step > last_step]
     if beyond:
         raise InputError(
@@ -603,42 +651,42 @@ def check_model_source(model: ModelSpec) -> None:
 
     Each would fail every cell of its row. A hub name is left to the hub, a folder without a config to the loading.
     """
-    source, name = model.source, f"model {model.name!r}"
-    path = Path(source).expanduser()
+    source, description = model.source, f"model {model.name!r}"
+    source_path = Path(source).expanduser()
     looks_like_path = (
         source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(".gguf")
     )
-    if looks_like_path and not path.exists():
+    if looks_like_path and not source_path.exists():
         hint = "give a folder with config.json and weights, or a hub name such as org/model"
-        raise InputError(f"{name}: there is no {source}", hint=hint)
+        raise InputError(f"{description}: there is no {source}", hint=hint)
     if model.quantise:
-        require_extra(Extra.QUANTISE, f"{name}: quantise: {model.quantise}")
+        require_extra(Extra.QUANTISE, f"{description}: quantise: {model.quantise}")
     if source.endswith(".gguf") or model.gguf_file:
-        require_extra(Extra.GGUF, f"{name}: reading a GGUF file")
+        require_extra(Extra.GGUF, f"{description}: reading a GGUF file")
         return
-    if not (path / "config.json").is_file():
+    if not (source_path / "config.json").is_file():
         return
-    config = check_model_folder(path, name)
-    _check_quantised(config.get("quantization_config"), name, model.quantise)
+    config = check_model_folder(source_path, description)
+    _check_quantised(config.get("quantization_config"), description, model.quantise)
     for adapter in model.adapters:
-        check_adapter_config(Path(adapter).expanduser(), name)
+        check_adapter_config(Path(adapter).expanduser(), description)
     if not model.trust_remote_code and not any(
-        next(path.glob(kind), None) for kind in TOKENIZER_FILES
+        next(source_path.glob(file_pattern), None) for file_pattern in TOKENIZER_FILES
     ):
         hint = (
             "save it into the folder: AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER)"
         )
-        raise InputError(f"{name}: {source} has no tokenizer", hint=hint)
+        raise InputError(f"{description}: {source} has no tokenizer", hint=hint)
 
 
-def _check_quantised(quantization: Any, name: str, quantise: str | None) -> None:
+def _check_quantised(quantization: Any, description: str, quantise: str | None) -> None:
     method = str(quantization.get("quant_method", "")) if isinstance(quantization, dict) else ""
     if quantization and quantise:
-        words = f"{name}: its weights are quantised already ({method or 'as its config.json says'})"
+        words = f"{description}: its weights are quantised already ({method or 'as its config.json says'})"
         raise InputError(words, hint=f"drop `quantise: {quantise}`, or give the model unquantised")
     packages = QUANTISED.get(method, ())
     if packages and not any(map(is_installed, packages)):
         hint = f"pip install {packages[0].replace('.', '-').replace('_', '-')}, or give the model unquantised"
         raise InputError(
-            f"{name}: its {method} weights need a package that is not installed", hint=hint
+            f"{description}: its {method} weights need a package that is not installed", hint=hint
         )

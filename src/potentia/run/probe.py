@@ -26,6 +26,7 @@ from potentia.run.ask import SplitName
 from potentia.run.progress import Stopped
 from potentia.study import Tuning, content_key
 from potentia.timing import spending
+from potentia.values.fine_tuning import LaneStatus
 from potentia.values.selection import ProbeResult, SplitLosses
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from potentia.run.row_context import RowContext
     from potentia.study import Probe
     from potentia.tasks import Task
+    from potentia.tasks.subtask import TaskDocument
 
 VERSION = 2  # of what is recorded; other probes are not compared with it
 EPOCHS = 2
@@ -61,10 +63,18 @@ class ProbeText:
 
 @dataclass(frozen=True)
 class ProbeTexts:
-    """The documents of one split, and the bytes of each by kind of loss."""
+    """The documents of one split, the bytes of each by kind of loss, and the passages that some share."""
 
     texts: list[ProbeText]
     byte_counts: dict[str, tuple[int, ...]]
+    clusters: tuple[str, ...]
+
+
+def name_shared_passages(task: Task, documents: Sequence[TaskDocument]) -> tuple[str, ...]:
+    """Return the passage of each document, empty where one has none; nothing where no two share a passage."""
+    labels = tuple(task.cluster_label(document) for document in documents)
+    passages = [label for label in labels if label]
+    return labels if len(set(passages)) < len(passages) else ()
 
 
 def is_probed(probe: Probe, tuning: Tuning, task: Task, seeds: int = 1) -> bool:
@@ -77,28 +87,30 @@ def is_probed(probe: Probe, tuning: Tuning, task: Task, seeds: int = 1) -> bool:
 def estimate_probe_cost(probe: Probe, tuning: Tuning, task: Task, seeds: int = 1) -> float:
     """Return the share of a task's training that the probe takes; a backward pass counts as two forward."""
     scored = {split: min(probe.documents, len(task.documents(split))) for split in SPLITS}
-    learned = {split: min(probe.learned, count) for split, count in scored.items()}
+    learned = {
+        split: min(probe.learned, document_count) for split, document_count in scored.items()
+    }
     read_after = sum(learned[split] for split in READ_AFTER_EPOCHS)
     probe_passes = EPOCHS * (3 * learned["train"] + read_after) + sum(scored.values())
     documents = len(task.documents("train"))
-    epochs, repeats = tuning.rounds(documents)
-    tuning_passes = 3 * epochs * repeats * documents * tuning.expected_lanes * seeds
+    epochs, passes_per_epoch = tuning.plan_epochs(documents)
+    tuning_passes = 3 * epochs * passes_per_epoch * documents * tuning.expected_lanes * seeds
     return probe_passes / max(tuning_passes, 1)
 
 
 def probe_row(
-    context: RowContext, names: Sequence[str], folder: Path, trainer: LaneTrainer | None
+    context: RowContext, task_names: Sequence[str], folder: Path, trainer: LaneTrainer | None
 ) -> dict[str, ProbeResult]:
     """Probe the tasks of a row that are to be, all at once; a resumed row finds what was made in its folder."""
     settings = context.study.probe
-    tasks = _choose_tasks(context, names)
+    tasks = _choose_tasks(context, task_names)
     if not tasks:
         return {}
-    key = content_key(tasks=list(tasks), probe=settings, version=VERSION)
-    file = folder / f"probe-{key}.json"
+    probe_key = content_key(tasks=list(tasks), probe=settings, version=VERSION)
+    probe_file = folder / f"probe-{probe_key}.json"
     try:
-        results_by_task = json.loads(file.read_text("utf-8")).items()
-        return {name: ProbeResult.from_dict(result) for name, result in results_by_task}
+        results_by_task = json.loads(probe_file.read_text("utf-8")).items()
+        return {task_name: ProbeResult.from_dict(result) for task_name, result in results_by_task}
     except (OSError, ValueError, AttributeError):
         pass
     with spending("probe"):
@@ -115,27 +127,30 @@ def probe_row(
         try:
             results = probe.run(trainer)
         except PotentiaError as error:  # the cells of the row can do without
-            context.progress.event("probe", reason=error.message)
+            context.progress.log_event("probe", reason=error.message)
             return {}
-    write_file(file, json.dumps({name: result.to_dict() for name, result in results.items()}))
+    write_file(
+        probe_file,
+        json.dumps({task_name: result.to_dict() for task_name, result in results.items()}),
+    )
     return results
 
 
-def _choose_tasks(context: RowContext, names: Sequence[str]) -> dict[str, Task]:
+def _choose_tasks(context: RowContext, task_names: Sequence[str]) -> dict[str, Task]:
     """Return the tasks to probe; those that would cost too much are reported."""
     study = context.study
     tasks = {}
     expensive = []
-    for name in names:
-        task = context.tasks.by_name[name]
+    for task_name in task_names:
+        task = context.tasks.by_name[task_name]
         if is_probed(study.probe, study.tuning, task, study.seeds):
-            tasks[name] = task
+            tasks[task_name] = task
         else:
             cost = estimate_probe_cost(study.probe, study.tuning, task, study.seeds)
-            expensive.append(f"{name} {cost:.0%}")
+            expensive.append(f"{task_name} {cost:.0%}")
     if expensive and study.probe.on is None:
         hint = f"more than {MOST_COST:.0%} of the fine-tuning; `probe: true` asks for it"
-        context.progress.event("probe", reason=f"not made, {hint}: {', '.join(expensive)}")
+        context.progress.log_event("probe", reason=f"not made, {hint}: {', '.join(expensive)}")
     return tasks
 
 
@@ -159,13 +174,15 @@ class ModelProbe:
 
     def __post_init__(self) -> None:
         self.texts: dict[Place, ProbeTexts] = {}
-        for name, task in self.tasks.items():
+        for task_name, task in self.tasks.items():
             for split in SPLITS:
                 if task.documents(split):
-                    self.texts[name, split] = self._encode_split(task, split)
-        self.losses_before: dict[str, dict[str, SplitLosses]] = {name: {} for name in self.tasks}
+                    self.texts[task_name, split] = self._encode_split(task, split)
+        self.losses_before: dict[str, dict[str, SplitLosses]] = {
+            task_name: {} for task_name in self.tasks
+        }
         self.sums_after: dict[str, dict[int, dict[str, dict[str, float]]]] = {
-            name: {} for name in self.tasks
+            task_name: {} for task_name in self.tasks
         }
 
     def _encode_split(self, task: Task, split: SplitName) -> ProbeTexts:
@@ -181,12 +198,13 @@ class ModelProbe:
         limit = min(MAX_TOKENS, encoder.max_length)
         texts = []
         for index in range(len(encoded)):
-            ids, answer_start = encoded.cut_text(index, limit)
-            texts.append(ProbeText(ids.tolist(), max(answer_start, 1)))
+            token_ids, answer_start = encoded.cut_text(index, limit)
+            texts.append(ProbeText(token_ids.tolist(), max(answer_start, 1)))
         answer_bytes = [len(example.continuation.encode()) for example in examples]
         context_bytes = [len(example.context.encode()) for example in examples]
         text_bytes = [sum(pair) for pair in zip(context_bytes, answer_bytes, strict=True)]
-        return ProbeTexts(texts, {"text": tuple(text_bytes), "answer": tuple(answer_bytes)})
+        byte_counts = {"text": tuple(text_bytes), "answer": tuple(answer_bytes)}
+        return ProbeTexts(texts, byte_counts, name_shared_passages(task, chosen))
 
     def run(self, trainer: LaneTrainer | None = None) -> dict[str, ProbeResult]:
         """Score, train, score again; a trainer whose lanes were checked before need not check them anew."""
@@ -202,8 +220,8 @@ class ModelProbe:
 
         scorer = Scorer(self.loaded, token_budget=self.token_budget, router=trainer.router)
         self._score_before(scorer)
-        specs = [self._make_lane(name) for name in self.tasks]
-        self.phase("probing", total=sum(spec.total_steps for spec in specs), unit="steps")
+        specs = [self._make_lane(task_name) for task_name in self.tasks]
+        self.phase("probing", total=sum(lane_spec.total_steps for lane_spec in specs), unit="steps")
         workspace = trainer.workspace
         trainer.workspace = None  # what is scored on the way is in no snapshot
         try:
@@ -215,30 +233,32 @@ class ModelProbe:
             )
         finally:
             trainer.workspace = workspace
-        if any(result.status == "interrupted" for result in results.values()):
+        if any(result.status == LaneStatus.INTERRUPTED for result in results.values()):
             raise Stopped
         return {
-            name: self._make_result(name, result.targets)
-            for name, result in results.items()
-            if result.status == "done"
+            task_name: self._make_result(task_name, result.targets)
+            for task_name, result in results.items()
+            if result.status == LaneStatus.DONE
         }
 
-    def _make_result(self, name: str, targets: Sequence[str]) -> ProbeResult:
-        sums_by_epoch = self.sums_after[name]
+    def _make_result(self, task_name: str, targets: Sequence[str]) -> ProbeResult:
+        sums_by_epoch = self.sums_after[task_name]
         return ProbeResult(
             version=VERSION,
             learning_rate=self.settings.learning_rate,
             learned=self.settings.learned,
-            data=content_key(task=self.tasks[name].fingerprint, documents=self.settings.documents),
-            before=self.losses_before[name],
+            data=content_key(
+                task=self.tasks[task_name].fingerprint, documents=self.settings.documents
+            ),
+            before=self.losses_before[task_name],
             after_epochs=tuple(sums_by_epoch[epoch] for epoch in sorted(sums_by_epoch)),
             target_modules=tuple(targets),
         )
 
-    def _make_lane(self, name: str) -> LaneSpec:
+    def _make_lane(self, task_name: str) -> LaneSpec:
         from potentia.engine.training import LaneSpec, LoraConfig, Schedule, TokenisedExamples
 
-        texts = self._list_learned(name, "train")
+        texts = self._list_first_texts(task_name, "train")
         examples = TokenisedExamples.from_lists(
             [text.ids for text in texts], [text.answer_start for text in texts]
         )
@@ -252,37 +272,42 @@ class ModelProbe:
             max_tokens=MAX_TOKENS,
         )
         lora = LoraConfig(RANK, ALPHA, dropout=0.0, targets=("all-linear",))
-        return LaneSpec(name, examples, schedule, lora=lora)
+        return LaneSpec(task_name, examples, schedule, lora=lora)
 
-    def _list_learned(self, name: str, split: SplitName) -> list[ProbeText]:
+    def _list_first_texts(self, task_name: str, split: SplitName) -> list[ProbeText]:
         """Return the documents that are learned from, or as many of another split."""
-        return self.texts[name, split].texts[: self.settings.learned]
+        return self.texts[task_name, split].texts[: self.settings.learned]
 
     def _score_before(self, scorer: Scorer) -> None:
         """Take the losses of all documents before any update."""
         groups = [prepared.texts for prepared in self.texts.values()]
         self.phase("probing, before any update", total=2 * sum(map(len, groups)))
         losses = self._measure_losses(scorer, groups, self.progress)
-        for (name, split), nats in zip(self.texts, losses, strict=True):
-            self.losses_before[name][split] = SplitLosses(nats, self.texts[name, split].byte_counts)
+        for (task_name, split), nats_per_example in zip(self.texts, losses, strict=True):
+            prepared = self.texts[task_name, split]
+            self.losses_before[task_name][split] = SplitLosses(
+                nats_per_example, prepared.byte_counts, prepared.clusters
+            )
 
     def _score_after(self, ended: list[LaneEpoch], trainer: LaneTrainer, scorer: Scorer) -> None:
-        """Take the losses of what was learned from and of what was not, after an epoch."""
+        """Take the summed losses of the texts learned from, and of as many of validation, after an epoch."""
         epochs = {lane.key: lane.epoch for lane in ended}
-        places: list[Place] = []
-        for name in epochs:
+        tasks_and_splits: list[Place] = []
+        for task_name in epochs:
             for split in READ_AFTER_EPOCHS:
-                if (name, split) in self.texts:
-                    places.append((name, split))
+                if (task_name, split) in self.texts:
+                    tasks_and_splits.append((task_name, split))
         losses = self._measure_losses(
             scorer,
-            [self._list_learned(name, split) for name, split in places],
+            [self._list_first_texts(task_name, split) for task_name, split in tasks_and_splits],
             lambda _: self.progress(0),
-            owners=[trainer.slot(name) for name, _ in places],
+            owners=[trainer.slot(task_name) for task_name, _ in tasks_and_splits],
         )
-        for (name, split), nats in zip(places, losses, strict=True):
-            sums = {kind: round(sum(values), 3) for kind, values in nats.items()}
-            self.sums_after[name].setdefault(epochs[name], {})[split] = sums
+        for (task_name, split), nats_by_loss in zip(tasks_and_splits, losses, strict=True):
+            summed_nats = {
+                loss_kind: round(sum(values), 3) for loss_kind, values in nats_by_loss.items()
+            }
+            self.sums_after[task_name].setdefault(epochs[task_name], {})[split] = summed_nats
 
     def _measure_losses(
         self,

@@ -10,19 +10,18 @@ import shutil
 import socket
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potentia.errors import InputError, without_password
-from potentia.study import content_key, find_price
-from potentia.values.protocol import ADJUST, Protocol
+from potentia.errors import InputError
+from potentia.study import content_key
+from potentia.timing import ONE_TIME_WORK, measure_seconds_spent
+from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:
     from potentia.run.plan import Assignment, Row, StudyPlan
-    from potentia.store import EventRecord, LeaseRecord, Store, StudyRecord
-    from potentia.study import Study
+    from potentia.store import EventRecord, Store
 
 
 # Seconds that a run waits for a store that does not answer; POTENTIA_STORE_PATIENCE sets another number.
@@ -64,16 +63,17 @@ def _choose_patience(location: str) -> float:
 
 def _read_patience_setting() -> float:
     """Return the seconds that a run waits for its store, from the environment or by default."""
-    text = os.environ.get("POTENTIA_STORE_PATIENCE")
-    if text is None:
+    seconds_text = os.environ.get("POTENTIA_STORE_PATIENCE")
+    if seconds_text is None:
         return STORE_PATIENCE
     try:
-        seconds = float(text)
+        seconds = float(seconds_text)
     except ValueError:
         seconds = math.nan
     if not seconds >= 0:
         raise InputError(
-            f"POTENTIA_STORE_PATIENCE is {text!r}", hint="give seconds: POTENTIA_STORE_PATIENCE=300"
+            f"POTENTIA_STORE_PATIENCE is {seconds_text!r}",
+            hint="give seconds: POTENTIA_STORE_PATIENCE=300",
         )
     return seconds
 
@@ -98,8 +98,8 @@ def read_events(store: Store, study: str) -> Iterator[EventRecord]:
 class RunLog:
     """Appends lines to the log of a run on a store; a run without a name has none."""
 
-    def __init__(self, store: Store, run: str) -> None:
-        self.path = store.logs_folder / f"{run}.jsonl" if run else None
+    def __init__(self, store: Store, run_id: str) -> None:
+        self.path = store.logs_folder / f"{run_id}.jsonl" if run_id else None
 
     def write(self, kind: str, **facts: Any) -> None:
         """Append one line, in one write: lines of several processes do not mix."""
@@ -120,9 +120,9 @@ class RunLog:
                 file.write(text.encode("utf-8", "replace"))
 
 
-def name_lanes_folder(row: Row, kind: Protocol) -> str:
+def name_lanes_folder(row: Row, protocol_kind: Protocol) -> str:
     """Name the folder of a row's lanes by the cells that they are for, whether these are done or not."""
-    cells = [cell.copy_of or cell.key for cell in row.cells if cell.protocol == kind]
+    cells = [cell.copy_of or cell.key for cell in row.cells if cell.protocol == protocol_kind]
     return content_key(cells=sorted(cells))
 
 
@@ -134,6 +134,8 @@ def remove_lanes_folder(folder: Path) -> None:
 
 
 OF_TRAINING = ("lanes_active", "lanes_waiting", "tokens_per_second")  # true while it goes on
+STEPS = "steps"  # the unit of a phase that fine-tunes
+DOCUMENTS = "examples"  # the unit of all other phases
 BRIEF = 0.2  # seconds: phases that follow one another faster than anyone reads are not all written
 
 
@@ -155,19 +157,37 @@ class RowProgress:
             "phase": "waiting",
             "done": 0,
             "total": 0,
+            "unit": DOCUMENTS,
             "began": time.time(),
         }
         if self._label != self._row:
             self._state["model"] = self._row
         self._written = 0.0
         self._began = time.monotonic()
+        self._earlier_steps = 0  # of fine-tunings, in phases that ended
+        self._earlier_resumed = 0  # of these, that an earlier run had made
+        self._earlier_skipped = 0  # of fine-tunings that ended early
 
-    def phase(self, name: str, *, total: int = 0, **facts: Any) -> None:
-        """Enter a phase of the row (load, direct arc_easy, tune, test …) with a known amount of work."""
+    def phase(self, phase_name: str, *, total: int = 0, **facts: Any) -> None:
+        """Enter a phase of the row (loading, scoring arc_easy, tuning …) with a known amount of work."""
+        self._earlier_steps = self._state.get("steps_done", 0)
+        self._earlier_resumed = self._state.get("steps_resumed", 0)
+        self._earlier_skipped = self._state.get("steps_skipped", 0)
         self._state.update(
-            {"phase": name, "done": 0, "total": total, "rate": None, "left": None, **facts}
+            {
+                "phase": phase_name,
+                "done": 0,
+                "total": total,
+                "rate": None,
+                "left": None,
+                "unit": DOCUMENTS,
+                "cell": None,
+                **facts,
+            }
         )
-        self._log.write("phase", row=self._label, phase=name, total=total)
+        self._log.write("phase", row=self._label, phase=phase_name, total=total)
+        if self._state["unit"] == STEPS:
+            self._state["steps_planned"] = self._earlier_steps + total
         self._began = time.monotonic()
         self._write(force=self._began - self._written >= BRIEF)
 
@@ -175,17 +195,26 @@ class RowProgress:
         """Say that some of the phase's work is done."""
         self.reach(self._state["done"] + amount)
 
-    def reach(self, done: int, *, before: int = 0, **facts: Any) -> None:
-        """Say how much of the phase's work is done in all, and how much of that an earlier run had done."""
+    def reach(self, units_done: int, *, before: int = 0, skipped: int = 0, **facts: Any) -> None:
+        """Say how much of the phase's work is done in all.
+
+        Of what is done an earlier run may have done some ``before``; of what was planned some may be ``skipped``.
+        """
         elapsed = time.monotonic() - self._began
-        total = self._state["total"]
-        rate = None
+        total = max(self._state["total"] - skipped, units_done) if self._state["total"] else 0
+        units_per_second = None
         seconds_left = None
         if elapsed > 0:
-            rate = max(done - before, 0) / elapsed
-        if rate and total:
-            seconds_left = max(total - done, 0) / rate
-        self._state.update({"done": done, "rate": rate, "left": seconds_left, **facts})
+            units_per_second = max(units_done - before, 0) / elapsed
+        if units_per_second and total:
+            seconds_left = max(total - units_done, 0) / units_per_second
+        if self._state["unit"] == STEPS:
+            self._state["steps_done"] = self._earlier_steps + units_done
+            self._state["steps_resumed"] = self._earlier_resumed + before
+            self._state["steps_skipped"] = self._earlier_skipped + skipped
+        self._state.update(
+            {"done": units_done, "rate": units_per_second, "left": seconds_left, **facts}
+        )
         self._write()
 
     def note(self, **facts: Any) -> None:
@@ -193,7 +222,7 @@ class RowProgress:
         self._state.update(facts)
         self._write()
 
-    def event(self, kind: str, *, is_logged: bool = False, **payload: Any) -> None:
+    def log_event(self, kind: str, *, is_logged: bool = False, **payload: Any) -> None:
         """Append to the run's log, and to the study's unless it was logged there with what happened."""
         self._log.write(kind, row=self._row, **payload)
         if not is_logged:
@@ -212,21 +241,34 @@ class RowProgress:
         if force or now - self._written >= self._every:
             self._written = now
             self._state["at"] = time.time()
+            self._state["seconds_preparing"] = measure_seconds_spent(ONE_TIME_WORK)
             self._store.events.save_progress(self._study, self._label, dict(self._state))
+
+
+CellName = tuple[str, str, str]  # model, task, protocol
+
+
+def list_ended_cells(event: EventRecord) -> set[CellName]:
+    """Return the cells that ended, well or not, by an entry of a study's log."""
+    payload = event.payload
+    if event.kind == "found":
+        return {(payload["row"], task, protocol) for task, protocol in payload.get("done", ())}
+    if event.kind in ("cell", "failure"):
+        return {(payload["row"], payload["task"], payload["protocol"])}
+    return set()
 
 
 class CellCount:
     """The cells that a run has to do, and which of them have ended so far by the study's log."""
 
-    def __init__(self, plan: StudyPlan) -> None:
-        self.asked = {
-            (row.model.name, cell.task, str(cell.protocol))
-            for row in plan.rows
-            for cell in row.pending
-        }
+    def __init__(self, study_plan: StudyPlan) -> None:
+        self.asked: set[tuple[str, str, str]] = set()
+        for row in study_plan.rows:
+            for cell in row.pending:
+                self.asked.add((row.model.name, cell.task, str(cell.protocol)))
         self.done: set[tuple[str, str, str]] = set()
         self.failed: set[tuple[str, str, str]] = set()
-        self.ends: list[float] = []  # when it was heard of those that were computed
+        self.end_times: list[float] = []  # when it was heard of those that were computed
 
     @property
     def ended(self) -> int:
@@ -234,14 +276,12 @@ class CellCount:
         return len(self.done | self.failed)
 
     def hear(self, event: EventRecord) -> bool:
-        """Take an entry of the log; return whether it ends a cell of this run that had not ended well before."""
-        payload = event.payload
-        ended: Any = ()
-        if event.kind == "found":
-            ended = payload.get("done", ())
-        elif event.kind in ("cell", "failure"):
-            ended = [(payload["task"], payload["protocol"])]
-        ended_cells = {(payload["row"], task, protocol) for task, protocol in ended} & self.asked
+        """Take an entry of the log; return whether it ends a cell of this run that had not ended well before.
+
+        "cell" and "failure" are of a cell that was computed just now; "found" is of cells that another process had put
+        into the store: they are done, but say nothing of this run's pace.
+        """
+        ended_cells = list_ended_cells(event) & self.asked
         new_cells = ended_cells - self.done
         if event.kind == "failure":
             self.failed |= new_cells
@@ -250,119 +290,21 @@ class CellCount:
             self.failed -= ended_cells
         if event.kind != "found":
             # By this machine's clock: the log may come from another machine.
-            self.ends += [time.time()] * len(new_cells)
+            self.end_times += [time.time()] * len(new_cells)
         return bool(new_cells)
 
 
 PACED = 40  # of the cells that ended, the last so many tell the pace
 
 
-def estimate_seconds_left(began: float, ends: Iterable[float], todo: int) -> float | None:
+def estimate_seconds_left(
+    began: float, end_times: Iterable[float], cells_left: int
+) -> float | None:
     """Estimate how long so many cells take, by the moments at which others ended since; None where none did."""
-    last_ends = sorted(end for end in ends if end >= began)[-PACED - 1 :]
+    last_ends = sorted(end_time for end_time in end_times if end_time >= began)[-PACED - 1 :]
     since = began
     if len(last_ends) > PACED:
         since = last_ends.pop(0)
     if not last_ends:
         return None
-    return (time.time() - since) / len(last_ends) * max(todo, 0)
-
-
-# --- what a store holds, in numbers: for ``potentia status`` and the live board --------------------------------------
-
-LEASE = ("row", "host", "pid", "since", "run")  # what is told of one
-ALIVE_SECONDS = 60.0  # a running row writes its state about once a second
-
-
-def read_store_status(location: str, study: str | None = None) -> dict[str, Any]:
-    """Return studies with their counts, the failed cells with reasons, and the rows that run now."""
-    from potentia.store import Store
-
-    failures: list[dict[str, Any]] = []
-    studies: list[dict[str, Any]] = []
-    with Store.open(location, readonly=True) as store:
-        for record in store.studies.read():
-            if study in (None, record.name, record.key):
-                study_failures = store.failures.read(study=record.key)
-                failures += [asdict(failure) for failure in study_failures]
-                studies.append(_describe_study(store, record, failed=len(study_failures)))
-    return {"store": without_password(location), "studies": studies, "failures": failures}
-
-
-def _describe_study(store: Store, record: StudyRecord, *, failed: int) -> dict[str, Any]:
-    """Return a study's names and counts, the state of its rows, and who holds them."""
-    from potentia.evidence import parse_study_record
-
-    progress = store.events.read_progress(record.key)
-    leases = store.leases.read(study=record.key)
-    running_rows = {lease.row for lease in leases}
-    running_rows |= {row for row, state in progress.items() if is_running(state)}
-    study_file = parse_study_record(record)
-    return {
-        "name": record.name,
-        "key": record.key,
-        "created": record.created,
-        "models": len(study_file.rows()) if study_file else None,
-        "tasks": len(study_file.tasks) if study_file else None,
-        "asked": count_planned_cells(store, record),
-        "done": store.cells.count(study=record.key),
-        "failed": failed,
-        "running": len(running_rows),
-        "cost": _describe_cost(store, record, study_file),
-        "rows": progress,
-        "leases": [_describe_lease(lease) for lease in leases],
-    }
-
-
-def _describe_cost(store: Store, record: StudyRecord, study: Study | None) -> str | None:
-    """Return what the results of a study cost so far; None where no price is known."""
-    if study is None:
-        return None
-    price = find_price(study.price, study.device)
-    return None if price is None else price.format(store.cells.sum_seconds(study=record.key))
-
-
-def _describe_lease(lease: LeaseRecord) -> dict[str, Any]:
-    return {name: getattr(lease, name) for name in LEASE}
-
-
-def is_running(state: dict[str, Any]) -> bool:
-    """Say whether a row's last word is recent and not its last."""
-    return "ended" not in state and abs(time.time() - float(state.get("at", 0))) < ALIVE_SECONDS
-
-
-def count_planned_cells(store: Store, record: StudyRecord) -> int | None:
-    """Return how many cells the study asks for; None for imported scores.
-
-    An adjustment that is scored on the way has a cell for each such step. Texts to predict have no few-shot cells;
-    which tasks are texts is known as soon as one cell of each is there.
-    """
-    from potentia.evidence import parse_study_record
-
-    study = parse_study_record(record)
-    if study is None:
-        return None
-    tasks = [task.name for task in study.benchmarks()]
-    steps = len(set(study.adjust.at_steps)) if study.adjust else 0
-    texts: set[str] = set()
-    if any(protocol.kind == "few_shot" for protocol in study.protocols):
-        texts = _find_texts(store, record, tasks)
-    planned = 0
-    for row in study.rows():
-        for protocol in study.protocols:
-            cells_per_task = 1 + steps if protocol == ADJUST else 1
-            for task in tasks:
-                is_text_with_shots = protocol.kind == "few_shot" and task in texts
-                if study.asks(row.name, task, protocol) and not is_text_with_shots:
-                    planned += cells_per_task
-    return planned
-
-
-def _find_texts(store: Store, record: StudyRecord, tasks: Iterable[str]) -> set[str]:
-    """Return the tasks that are texts to predict, by one stored cell of each."""
-    texts = set()
-    for task in tasks:
-        for cell in store.cells.read(study=record.key, task=task, limit=1):
-            if cell.score.metric.is_text:
-                texts.add(cell.task)
-    return texts
+    return (time.time() - since) / len(last_ends) * max(cells_left, 0)

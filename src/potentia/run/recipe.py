@@ -1,4 +1,4 @@
-"""What a recipe is to the engine: its examples, the shape of its adapters, its schedule; and what lanes began with."""
+"""The examples of a recipe as the engine reads them, and what lanes began with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from potentia.study import Tuning
 from potentia.values.protocol import TaskName
 
 if TYPE_CHECKING:
-    from potentia.engine.training import LoraConfig, Schedule, TokenisedExamples
+    from potentia.engine.training import TokenisedExamples
     from potentia.tasks import ChatTemplate, Task
     from potentia.values.requests import Example
 
@@ -25,7 +25,11 @@ NOTE = "wave.json"
 
 
 def encode_training_examples(
-    tuning: Tuning, loaded: LoadedModel, tasks: Sequence[Task], *, chat: ChatTemplate | None = None
+    tuning: Tuning,
+    loaded: LoadedModel,
+    tasks: Sequence[Task],
+    *,
+    chat_template: ChatTemplate | None = None,
 ) -> TokenisedExamples:
     """Return what one epoch of a recipe learns from, as the model reads it."""
     from potentia.engine.training import encode_examples
@@ -35,9 +39,14 @@ def encode_training_examples(
     examples: list[Example] = []
     for task in tasks:
         render = partial(
-            task.examples, task.documents("train"), chat=chat, every_answer=every_answer
+            task.examples,
+            task.documents("train"),
+            chat_template=chat_template,
+            every_answer=every_answer,
+            with_description=tuning.task_description,
         )
-        task_examples = render_once(task, ("train", every_answer, chat), render)
+        settings = ("train", every_answer, tuning.task_description, chat_template)
+        task_examples = render_once(task, settings, render)
         if end_id is not None:
             # an answer without a prompt is a text, unless its question was removed
             is_blind = TaskName(task.name).sighted is not None
@@ -46,38 +55,8 @@ def encode_training_examples(
                 replace(example, end=bool(example.context) or ends_all) for example in task_examples
             ]
         examples += task_examples
-    _, repeats = tuning.rounds(len(examples))
-    return encode_examples(loaded.encoder, examples, end_id=end_id).repeat_texts(repeats)
-
-
-def make_lora_config(tuning: Tuning) -> LoraConfig:
-    """Return the shape of a recipe's adapters; full tuning has none, and takes no notice."""
-    from potentia.engine.training import LoraConfig
-
-    method = "lora" if tuning.method == "full" else tuning.method
-    return LoraConfig(tuning.rank, tuning.alpha, tuning.dropout, tuning.targets, method)
-
-
-def make_schedule(tuning: Tuning, learning_rate: float, documents: int | None = None) -> Schedule:
-    """Return the engine's schedule for this recipe at one learning rate, with the epochs of so many documents."""
-    from potentia.engine.training import Schedule
-
-    epochs = tuning.epochs
-    if documents is not None:
-        epochs, _ = tuning.rounds(documents)
-    return Schedule(
-        epochs=epochs,
-        learning_rate=learning_rate,
-        batch=tuning.batch,
-        weight_decay=tuning.weight_decay,
-        betas=tuning.betas,
-        clip=tuning.clip,
-        decay=tuning.decay,
-        warmup_steps=tuning.warmup_steps,
-        floor=tuning.floor,
-        loss=tuning.loss,
-        max_tokens=tuning.max_tokens,
-    )
+    _, passes_per_epoch = tuning.plan_epochs(len(examples))
+    return encode_examples(loaded.encoder, examples, end_id=end_id).repeat_texts(passes_per_epoch)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from potentia.engine import chat_template, going_first
-from potentia.errors import INTERRUPTS, ModelError, StoreError
+from potentia.errors import DISK_FULL_HINT, INTERRUPTS, ModelError, StoreError
 from potentia.run.commit import CellCommitter, CellResult
 from potentia.run.exposed_copies import load_exposed_copy
+from potentia.run.memory import describe_shortage, find_free_bytes
 from potentia.run.plan import (
     Assignment,
     CellPlan,
@@ -33,8 +34,6 @@ from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST
 if TYPE_CHECKING:
     from potentia.run.model_cache import ModelCache
     from potentia.store import Store
-
-DISK_HINT = "free some space, then run the same command again: finished results are kept"
 
 
 class RowRun:
@@ -64,7 +63,7 @@ class RowRun:
                 stack.enter_context(going_first(context.device))
             outcome = self._compute()
         if outcome.done or context.assignment.only_trains_lanes:
-            context.progress.event("row", seconds=self._tally.total, tally=self._tally.seconds)
+            context.progress.log_event("row", seconds=self._tally.total, tally=self._tally.seconds)
         return outcome
 
     def _compute(self) -> RowOutcome:
@@ -105,7 +104,9 @@ class RowRun:
         if context.outcome.finished_elsewhere:
             adopt_finished_cells(context.row, context.store)
             finished = [(cell.task, cell.protocol) for cell in context.row.cells if cell.finished]
-            context.progress.event("found", cells=context.outcome.finished_elsewhere, done=finished)
+            context.progress.log_event(
+                "found", cells=context.outcome.finished_elsewhere, done=finished
+            )
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
@@ -117,16 +118,18 @@ class RowRun:
         logging.disable_progress_bar()  # bars of other libraries would tear our own
         context = self.context
         row = context.row
-        context.progress.phase(f"loading {row.model.name}")
+        context.progress.phase("loading")
         cached = None
         if self._model_cache is not None:
             cached = self._model_cache.take(row, context.device)
         if cached is not None:
             context.loaded = cached
-        elif row.model.copy_of is not None:
-            context.loaded = load_exposed_copy(context)
         else:
-            context.loaded = context.load_model()
+            self._warn_of_little_memory()
+            if row.model.copy_of is not None:
+                context.loaded = load_exposed_copy(context)
+            else:
+                context.loaded = context.load_model()
         if context.loaded.fingerprint != row.model_fingerprint:
             context.loaded.close()
             raise ModelError(
@@ -135,19 +138,28 @@ class RowRun:
         context.scorer = Scorer(context.loaded, token_budget=context.study.token_budget)
         self._choose_styles()
 
+    def _warn_of_little_memory(self) -> None:
+        """Say before the model is loaded that memory would not suffice, and what to change."""
+        context = self.context
+        free_bytes = find_free_bytes(context.device, context.assignment.memory_share)
+        device_type = context.device.partition(":")[0]
+        shortage = describe_shortage(context.row, device_type, free_bytes)
+        if shortage is not None:
+            context.progress.log_event("memory", text=shortage)
+
     def _choose_styles(self) -> None:
         """Decide whether the model is asked plainly, in its chat template, or in both ways."""
         context = self.context
         study = context.study
         model = context.row.model
         template = chat_template(context.loaded.tokenizer)
-        kind = decide_model_kind(study, model, template=template is not None)
-        assert kind is not None
-        context.kind = kind
+        model_kind = decide_model_kind(study, model, template=template is not None)
+        assert model_kind is not None
+        context.kind = model_kind
         if template is None or study.chat == "never":
             return
         always_chats = study.chat == "always" and model.kind != "base"
-        if always_chats or kind.value == "instruct":
+        if always_chats or model_kind.value == "instruct":
             context.chat = template
             context.styles = ("chat",) if study.chat == "always" else ("plain", "chat")
 
@@ -171,11 +183,11 @@ class RowRun:
         for cell in pending:
             if not cell.protocol.tuned:
                 self._compute_guarded([cell], partial(self._compute_untuned, cell))
-        for kind in (TRAIN_BEFORE_TEST, ADJUST):
-            cells = [cell for cell in pending if cell.protocol.kind == kind]
+        for protocol_kind in (TRAIN_BEFORE_TEST, ADJUST):
+            cells = [cell for cell in pending if cell.protocol.kind == protocol_kind]
             if cells:
-                tune = partial(tune_row, self.context, self._committer, kind, cells)
-                self._compute_guarded(cells, tune)
+                tune_cells = partial(tune_row, self.context, self._committer, protocol_kind, cells)
+                self._compute_guarded(cells, tune_cells)
 
     def _compute_untuned(self, cell: CellPlan) -> None:
         context = self.context
@@ -183,11 +195,17 @@ class RowRun:
         documents = len(task.documents("test"))
         if len(context.styles) > 1:
             documents += len(context.styles) * len(task.documents("validation"))
-        context.progress.phase(f"{cell.protocol} {cell.task}", total=documents)
+        context.progress.phase(
+            f"scoring {cell.task} {cell.protocol.phrase}",
+            total=documents,
+            cell=(cell.task, str(cell.protocol)),
+        )
         began = time.monotonic()
-        test, selection = context.evaluate_untuned(cell.task, cell.protocol, context.advance)
+        test_evaluation, selection = context.evaluate_untuned(
+            cell.task, cell.protocol, context.advance
+        )
         seconds = time.monotonic() - began
-        self._committer.commit(cell, CellResult(test, selection, seconds))
+        self._committer.commit(cell, CellResult(test_evaluation, selection, seconds))
 
     def _compute_guarded(self, cells: Sequence[CellPlan], compute: Callable[[], None]) -> None:
         """Compute; on an error, record each cell that is still missing as failed, and go on."""
@@ -199,7 +217,9 @@ class RowRun:
         except BaseException as error:  # a panic of Rust code is no `Exception`
             if is_disk_full(error):  # no fault of the cell's: nothing can be saved now
                 location = getattr(error, "where", None)
-                raise StoreError(describe_error(error), where=location, hint=DISK_HINT) from error
+                raise StoreError(
+                    describe_error(error), where=location, hint=DISK_FULL_HINT
+                ) from error
             for cell in cells:
                 if not context.store.cells.has(cell.key):
                     context.fail_cell(cell, error)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from potentia.engine import LoadedModel, load, open_run_proof_cache
 from potentia.errors import DamagedItemsError, PotentiaError
 from potentia.facts import Kind
-from potentia.run.ask import Evaluation, Style, evaluate_untuned
+from potentia.run.ask import Evaluation, evaluate_untuned
 from potentia.run.plan import Assignment, CellPlan, LoadedTasks, Row, decide_scoring_kind
 from potentia.run.progress import RowProgress, Stopped
 from potentia.study import cell_key
 from potentia.timing import spending
 from potentia.values.failure import CellFailure
+from potentia.values.fine_tuning import Style
 from potentia.values.protocol import DIRECT, Protocol
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class RowContext:
             gguf_file=model.gguf_file,
             adapters=adapters,
         )
+        # Fast paths are used once they were checked to agree with the reference; the run checks each model once.
         loaded.proof_cache = open_run_proof_cache()
         return loaded
 
@@ -123,71 +125,72 @@ class RowContext:
         return loaded
 
     def evaluate_untuned(
-        self, task: str, protocol: Protocol, progress: Callable[[int], None] | None = None
+        self, task_name: str, protocol: Protocol, progress: Callable[[int], None] | None = None
     ) -> tuple[Evaluation, Selection]:
         """Evaluate the untuned model on a task's test split."""
         with spending("test"):
             return evaluate_untuned(
                 self.scorer,
-                self.tasks.by_name[task],
+                self.tasks.by_name[task_name],
                 styles=self.styles,
-                chat=self.chat,
-                shots=self.study.shots_for(task, protocol),
+                chat_template=self.chat,
+                shots=self.study.count_shots(task_name, protocol),
                 seed=self.study.seed,
                 progress=progress,
             )
 
     def find_direct_evaluation(
-        self, task: str, restore_model: Callable[[], None]
+        self, task_name: str, restore_model: Callable[[], None]
     ) -> Evaluation | None:
         """Return the direct test evaluation of a task: the committed cell's, or computed here where there is none.
 
         ``restore_model`` is called before the model is asked: a tuning may have changed it.
         """
-        key = self._find_direct_key(task)
-        cell = self.store.cells.get(key)
+        cell_key = self._find_direct_key(task_name)
+        cell = self.store.cells.get(cell_key)
         if cell is not None:
             try:
                 return Evaluation(
-                    outcomes=self.store.cells.read_items(key),
+                    outcomes=self.store.cells.read_items(cell_key),
                     scores=dict(cell.scores),
                     metric=cell.metric,
                 )
             except DamagedItemsError:  # computed here once more; its score is the same
-                self.progress.event("damaged", task=task, protocol=DIRECT)
+                self.progress.log_event("damaged", task=task_name, protocol=DIRECT)
         failures = self.store.failures.read(study=self.row.study_key)
-        if any(failure.key == key for failure in failures):
+        if any(failure.key == cell_key for failure in failures):
             return None
         restore_model()
-        evaluation, _ = self.evaluate_untuned(task, DIRECT)
+        evaluation, _ = self.evaluate_untuned(task_name, DIRECT)
         return evaluation
 
-    def _find_direct_key(self, task: str) -> str:
+    def _find_direct_key(self, task_name: str) -> str:
         for cell in self.row.cells:
             key = cell.copy_of or cell.key
-            if (cell.task, cell.protocol) == (task, DIRECT) and key:
+            if (cell.task, cell.protocol) == (task_name, DIRECT) and key:
                 return key
         return cell_key(
             self.study,
             self.row.model_fingerprint,
-            self.row.task_fingerprints[task],
+            self.row.task_fingerprints[task_name],
             DIRECT,
             kind=decide_scoring_kind(self.study, self.row.model),
-            shots=self.study.shots_for(task, DIRECT),
-            samples=self.study.sample_plan(task),
+            shots=self.study.count_shots(task_name, DIRECT),
+            samples=self.study.make_sample_plan(task_name),
         )
 
     # --- failing -----------------------------------------------------------------------------------------------------
 
     def fail_cell(self, cell: CellPlan, error: BaseException | str) -> None:
         """Record a cell as failed, with the reason; what lanes fail for, who chooses from them finds out."""
-        kind = ""
+        error_name = ""
         trace = ""
+        hint: str | None = getattr(error, "hint", None)
         if isinstance(error, str):
             reason = error
         else:
             reason = describe_error(error)
-            kind = type(error).__name__
+            error_name = type(error).__name__
             trace = "".join(traceback.format_exception(error))[-TRACEBACK_LETTERS:]
         if self.assignment.only_trains_lanes:
             self.progress.note(reason=reason)
@@ -199,13 +202,13 @@ class RowContext:
             protocol=cell.protocol,
             reason=reason,
             key=cell.key or None,
-            kind=kind,
-            hint=getattr(error, "hint", None),
+            kind=error_name,
+            hint=hint,
         )
         self.outcome.failures.append(
-            CellFailure(self.row.model.name, cell.task, cell.protocol, reason=reason)
+            CellFailure(self.row.model.name, cell.task, cell.protocol, reason=reason, hint=hint)
         )
-        self.progress.event(
+        self.progress.log_event(
             "failure", task=cell.task, protocol=cell.protocol, reason=reason, traceback=trace
         )
 

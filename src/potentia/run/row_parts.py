@@ -79,7 +79,7 @@ class Chain:
 
 
 def divide_rows(
-    plan: StudyPlan,
+    study_plan: StudyPlan,
     assignments: Sequence[Assignment],
     store: Store,
     workers: int,
@@ -93,28 +93,28 @@ def divide_rows(
     What an earlier run has begun in parts is found in any case.
     """
     may_divide = least_seconds < math.inf
-    documents = count_train_documents(plan)
+    documents = count_train_documents(study_plan)
     seconds: dict[str, dict[str, TaskSeconds]] = {}
     if may_divide:
-        seconds = _estimate_seconds(plan, assignments, device)
+        seconds = _estimate_seconds(study_plan, assignments, device)
     trees = []
     for assignment in assignments:
         load_seconds = 0.0
         if least_seconds:
             load_seconds = LOAD_SECONDS + 2 * _guess_parameters(assignment.row) / LOAD_RATE
-        tree = _TaskTree(
+        task_tree = _TaskTree(
             assignment.row,
             documents,
             seconds.get(assignment.model.name, {}),
             store=store,
             load_seconds=load_seconds,
         )
-        trees.append(tree)
+        trees.append(task_tree)
     has_several_workers = may_divide and workers > 1
-    best = _choose_parts(trees, workers, least_seconds if has_several_workers else math.inf)
+    best_parts = _choose_parts(trees, workers, least_seconds if has_several_workers else math.inf)
     timed: list[tuple[float, Assignment]] = []
-    for assignment, tree, parts in zip(assignments, trees, best, strict=True):
-        timed += tree.iterate_assignments(assignment, parts, divide_lanes=has_several_workers)
+    for assignment, task_tree, parts in zip(assignments, trees, best_parts, strict=True):
+        timed += task_tree.iterate_assignments(assignment, parts, divide_lanes=has_several_workers)
     if may_divide:
         timed.sort(key=lambda pair: -pair[0])
     return [assignment for _, assignment in timed if assignment.pending]
@@ -125,8 +125,8 @@ def _choose_parts(
 ) -> list[list[RowPart]]:
     """Return the parts of every row that take the least time in all, none shorter than ``least_seconds``."""
     # what an earlier run has begun in parts stays so
-    best = [list(tree.find_parts(math.inf)) for tree in trees]
-    shortest = _estimate_makespan(trees, best, workers)
+    best_parts = [list(tree.find_parts(math.inf)) for tree in trees]
+    shortest = _estimate_makespan(trees, best_parts, workers)
     longest = max((tree.sum_seconds(tree.tasks) for tree in trees), default=0.0)
     limits = [longest * 0.8**power for power in range(1, TRIED_LIMITS + 1)]
     limits = [limit for limit in limits if limit >= least_seconds]
@@ -136,22 +136,25 @@ def _choose_parts(
         parts = [list(tree.find_parts(limit, divide_lanes=divide_lanes)) for tree in trees]
         makespan = _estimate_makespan(trees, parts, workers)
         if makespan < worthwhile * shortest:
-            best = parts
+            best_parts = parts
             shortest = makespan
-    return best
+    return best_parts
 
 
-def count_train_documents(plan: StudyPlan) -> dict[str, int]:
+def count_train_documents(study_plan: StudyPlan) -> dict[str, int]:
     """Return the training documents of every task, by which rows are halved."""
-    return {name: len(task.documents("train")) for name, task in plan.tasks.by_name.items()}
+    return {
+        task_name: len(task.documents("train"))
+        for task_name, task in study_plan.tasks.by_name.items()
+    }
 
 
 def iterate_parts(row: Row, documents: Mapping[str, int]) -> Iterator[Row]:
     """Go through all parts that a row can be divided into, itself first."""
     yield row
-    tree = _TaskTree(row, documents)
-    if tree.tasks:
-        for tasks in tree.iterate_below(tree.tasks):
+    task_tree = _TaskTree(row, documents)
+    if task_tree.tasks:
+        for tasks in task_tree.iterate_below(task_tree.tasks):
             yield make_part(row, tasks)
 
 
@@ -195,8 +198,8 @@ class _TaskTree:
         tuned = [cell.task for cell in self.row.cells if cell.protocol == TRAIN_BEFORE_TEST]
         if stays_whole or not tuned:
             return ()
-        tuned_tasks = [cell.task for cell in self.row.cells if not _is_adjusted(cell)]
-        return tuple(dict.fromkeys([*tuned, *tuned_tasks]))
+        all_tasks = [cell.task for cell in self.row.cells if not _is_adjusted(cell)]
+        return tuple(dict.fromkeys([*tuned, *all_tasks]))
 
     def sum_seconds(self, tasks: Tasks) -> float:
         """Return the seconds of what is left of some tasks; without tasks, of all."""
@@ -204,31 +207,31 @@ class _TaskTree:
             self.seconds[task].total for task in tasks or self.seconds if task in self.seconds
         )
 
-    def estimate_chain(self, part: RowPart) -> Chain:
+    def estimate_chain(self, row_part: RowPart) -> Chain:
         """Return the seconds of a part of the row, each with its loading."""
-        total = self.load_seconds + self.sum_seconds(part.tasks)
-        if part.lane_parts == 1:
+        total = self.load_seconds + self.sum_seconds(row_part.tasks)
+        if row_part.lane_parts == 1:
             return Chain((), total)
-        seconds = self.seconds.get(part.tasks[0], TaskSeconds())
-        lanes = self.row.study.grid_lanes
-        longest = seconds.lanes * math.ceil(lanes / part.lane_parts) / lanes
+        seconds = self.seconds.get(row_part.tasks[0], TaskSeconds())
+        lanes = self.row.study.max_lane_parts
+        longest = seconds.lanes * math.ceil(lanes / row_part.lane_parts) / lanes
         lane_seconds = self.load_seconds + max(longest, seconds.shortest_lane)
-        return Chain([lane_seconds] * part.lane_parts, total - seconds.lanes)
+        return Chain([lane_seconds] * row_part.lane_parts, total - seconds.lanes)
 
     def iterate_assignments(
         self, assignment: Assignment, parts: Sequence[RowPart], *, divide_lanes: bool
     ) -> Iterator[tuple[float, Assignment]]:
         """Go through the row in parts, each with the seconds until what it belongs to is done."""
-        for index, part in enumerate(parts):
-            divided = replace(assignment, lane_parts=part.lane_parts)
+        for index, row_part in enumerate(parts):
+            divided = replace(assignment, lane_parts=row_part.lane_parts)
             if len(parts) > 1:
-                row = make_part(self.row, part.tasks, with_adjusted=index == 0)
+                row = make_part(self.row, row_part.tasks, with_adjusted=index == 0)
                 divided = replace(divided, row=row, part=(index + 1, len(parts)))
-            chain = self.estimate_chain(part)
+            chain = self.estimate_chain(row_part)
             if chain.lane_parts and divide_lanes:
                 tuned = [cell for cell in divided.cells if cell.protocol == TRAIN_BEFORE_TEST]
                 lanes_row = replace(divided.row, cells=tuple(tuned))
-                for lane_part in range(part.lane_parts):
+                for lane_part in range(row_part.lane_parts):
                     yield chain.seconds, replace(divided, row=lanes_row, lane_part=lane_part)
             yield chain.seconds, divided
 
@@ -247,10 +250,10 @@ class _TaskTree:
         if begun is not None:
             yield RowPart(tasks, begun.lane_parts)
         elif len(tasks) > 1 and (is_long or any(map(self._read_begun, self.iterate_below(tasks)))):
-            for half in self.halve(tasks):
-                yield from self._find_parts_below(half, limit, divide_lanes)
+            for half_of_tasks in self.halve(tasks):
+                yield from self._find_parts_below(half_of_tasks, limit, divide_lanes)
         elif len(tasks) == 1 and divide_lanes and is_long:
-            lanes = self.row.study.grid_lanes
+            lanes = self.row.study.max_lane_parts
             lanes_at_once = int(lanes * limit / max(self.seconds[tasks[0]].lanes, limit))
             yield RowPart(tasks, math.ceil(lanes / max(1, lanes_at_once)))
         else:
@@ -259,9 +262,9 @@ class _TaskTree:
     def iterate_below(self, tasks: Tasks) -> Iterator[Tasks]:
         """Go through all parts of some tasks."""
         if len(tasks) > 1:
-            for half in self.halve(tasks):
-                yield half
-                yield from self.iterate_below(half)
+            for half_of_tasks in self.halve(tasks):
+                yield half_of_tasks
+                yield from self.iterate_below(half_of_tasks)
 
     def halve(self, tasks: Tasks) -> tuple[Tasks, Tasks]:
         """Deal tasks out to two, largest training split first; by sizes that no run changes."""
@@ -277,8 +280,8 @@ class _TaskTree:
         """Return how an earlier run, or another, has begun with just these tasks."""
         if self.store is None:
             return None
-        name = name_lanes_folder(make_part(self.row, tasks), TRAIN_BEFORE_TEST)
-        folder = self.store.lanes_folder / name
+        folder_name = name_lanes_folder(make_part(self.row, tasks), TRAIN_BEFORE_TEST)
+        folder = self.store.lanes_folder / folder_name
         begun = LanesBeginning.read(folder)
         if begun is None and folder.is_dir():
             return LanesBeginning(list(tasks), threads=0, lane_parts=1)
@@ -286,37 +289,41 @@ class _TaskTree:
 
 
 def _estimate_seconds(
-    plan: StudyPlan, assignments: Sequence[Assignment], device: str
+    study_plan: StudyPlan, assignments: Sequence[Assignment], device: str
 ) -> dict[str, dict[str, TaskSeconds]]:
     """Estimate the seconds of what is left, by row and task."""
-    tuning = plan.study.tuning
+    tuning = study_plan.study.tuning
     flops = FLOPS["cuda"]
     if device == "cpu":
         flops = FLOPS["cpu"] * max(1, assignments[0].threads)
     grid_share = len(tuning.learning_rates) / tuning.expected_lanes
-    parameters = {a.model.name: _guess_parameters(a.row) for a in assignments}
-    by_row: dict[str, dict[str, TaskSeconds]] = {name: {} for name in parameters}
-    for work in count_work(plan):
-        if work.finished or work.model not in by_row:
+    parameters = {
+        assignment.model.name: _guess_parameters(assignment.row) for assignment in assignments
+    }
+    by_row: dict[str, dict[str, TaskSeconds]] = {model_name: {} for model_name in parameters}
+    for cell_work in count_work(study_plan):
+        if cell_work.finished or cell_work.model not in by_row:
             continue
-        tokens = 4 * work.train_tokens + 2 * work.score_tokens
-        seconds = parameters[work.model] * tokens / flops
-        before = by_row[work.model].get(work.task, TaskSeconds())
+        tokens = 4 * cell_work.train_tokens + 2 * cell_work.score_tokens
+        seconds = parameters[cell_work.model] * tokens / flops
+        before = by_row[cell_work.model].get(cell_work.task, TaskSeconds())
         task_seconds = replace(before, total=before.total + seconds)
-        if work.protocol == TRAIN_BEFORE_TEST:
-            updates = tuning.updates(len(plan.tasks.by_name[work.task].documents("train")))
+        if cell_work.protocol == TRAIN_BEFORE_TEST:
+            updates = tuning.count_updates(
+                len(study_plan.tasks.by_name[cell_work.task].documents("train"))
+            )
             task_seconds = replace(
                 task_seconds,
                 lanes=grid_share * seconds,
                 shortest_lane=0.0 if device == "cpu" else STEP_SECONDS * updates,
             )
-        by_row[work.model][work.task] = task_seconds
-    exposure_tokens = count_exposure_tokens(plan)
+        by_row[cell_work.model][cell_work.task] = task_seconds
+    exposure_tokens = count_exposure_tokens(study_plan)
     for assignment in assignments:
-        name = assignment.model.name
+        model_name = assignment.model.name
         if assignment.model.copy_of is not None:  # it is made first
-            seconds = 4 * parameters[name] * exposure_tokens / flops
-            by_row[name][MAKING_A_COPY] = TaskSeconds(seconds)
+            seconds = 4 * parameters[model_name] * exposure_tokens / flops
+            by_row[model_name][MAKING_A_COPY] = TaskSeconds(seconds)
     return by_row
 
 
@@ -330,7 +337,7 @@ def _estimate_makespan(
 ) -> float:
     chains = []
     for tree, parts in zip(trees, parts_by_tree, strict=True):
-        chains += [tree.estimate_chain(part) for part in parts]
+        chains += [tree.estimate_chain(row_part) for row_part in parts]
     return simulate_makespan(chains, workers)
 
 
@@ -350,10 +357,10 @@ def simulate_makespan(chains: Sequence[Chain], workers: int) -> float:
             heapq.heapreplace(free_at, max(ready_at, free_at[0]) + seconds)
             continue
         _, index, seconds = waiting.pop()
-        end = free_at[0] + seconds
-        heapq.heapreplace(free_at, end)
+        end_time = free_at[0] + seconds
+        heapq.heapreplace(free_at, end_time)
         unfinished_lane_parts[index] -= 1
         # those of a chain are as long as each other: the last to begin ends last
         if unfinished_lane_parts[index] == 0:
-            heapq.heappush(last_parts, (end, chains[index].last))
+            heapq.heappush(last_parts, (end_time, chains[index].last))
     return max(free_at)

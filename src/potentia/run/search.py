@@ -10,10 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from potentia.run.ask import Style
+from potentia.values.fine_tuning import (
+    NOT_VALIDATED,
+    EpochResult,
+    FineTuning,
+    RaceGroup,
+    Style,
+)
 from potentia.values.selection import SearchEnd
 
 if TYPE_CHECKING:
@@ -22,23 +28,6 @@ if TYPE_CHECKING:
 
 LEAD = 0.5  # standard errors of validation by which an end must lead to be followed further
 PATIENCE = 3  # looks in a row, each more than a standard error below its best: a lane is past it
-RaceGroup = tuple[str, Style, int]  # data, style and seed: lanes that differ in their rate alone
-
-
-@dataclass(frozen=True)
-class LanePlan:
-    """One fine-tuning to make: what it learns from, plain or as chat, its learning rate and its seed."""
-
-    key: str
-    data: str
-    style: Style
-    learning_rate: float
-    seed: int
-
-    @property
-    def race(self) -> RaceGroup:
-        """What lanes share that differ in their learning rate alone, and compete."""
-        return self.data, self.style, self.seed
 
 
 @dataclass(frozen=True)
@@ -46,17 +35,25 @@ class ValidatedState:
     """A state of the model as validated on a task: a lane after an epoch, or the untuned model at epoch 0."""
 
     style: Style
-    epoch: int
-    value: float
-    stderr: float
-    lane: LanePlan | None = None
-    loss: float | None = None  # in training, over the epoch
-    tokens: int = 0  # learned from in the epoch
-    seconds: float = 0.0
-    right: str = (
-        ""  # which validation documents it got right, packed; empty where that is no 0 or 1
-    )
+    result: EpochResult
+    lane: FineTuning | None = None
+    right: str = ""  # which validation examples it answered rightly, as in `ValidationScore`
     higher_is_better: bool = field(default=True, kw_only=True)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it ends."""
+        return self.result.epoch
+
+    @property
+    def value(self) -> float:
+        """Its score on validation; NaN where it has none."""
+        return math.nan if self.result.value is None else self.result.value
+
+    @property
+    def stderr(self) -> float:
+        """The standard error of its score; NaN where it has none."""
+        return math.nan if self.result.stderr is None else self.result.stderr
 
     @property
     def is_tuned(self) -> bool:
@@ -94,26 +91,28 @@ def select_best(states: Sequence[ValidatedState]) -> ValidatedState:
     middle = (len(rates) - 1) / 2
 
     def order(state: ValidatedState) -> tuple[float, float, int, float, bool]:
-        rate = state.learning_rate
-        distance_from_middle = -1.0 if rate is None else abs(rates.index(rate) - middle)
+        learning_rate = state.learning_rate
+        distance_from_middle = (
+            -1.0 if learning_rate is None else abs(rates.index(learning_rate) - middle)
+        )
         is_chat = state.style == "chat"
-        return -state.worth, distance_from_middle, state.epoch, rate or 0.0, is_chat
+        return -state.worth, distance_from_middle, state.epoch, learning_rate or 0.0, is_chat
 
     return min(states, key=order)
 
 
 def find_leaders(states: Sequence[ValidatedState]) -> list[ValidatedState]:
     """Return the states that may be selected yet: which of those on a level wins depends on the rates still to come."""
-    top = max(state.worth for state in states)
-    first_by_lane: dict[LanePlan | None, ValidatedState] = {}
+    best_worth = max(state.worth for state in states)
+    first_by_lane: dict[FineTuning | None, ValidatedState] = {}
     for state in states:
-        if state.worth == top:
+        if state.worth == best_worth:
             first_by_lane.setdefault(state.lane, state)
     return list(first_by_lane.values())
 
 
 def find_peaks(
-    lanes: Iterable[LanePlan], states: Sequence[ValidatedState]
+    lanes: Iterable[FineTuning], states: Sequence[ValidatedState]
 ) -> dict[float, ValidatedState | None]:
     """Return the best state of each of these lanes, by learning rate."""
     peaks: dict[float, ValidatedState | None] = {}
@@ -132,37 +131,37 @@ def find_leading_end(peaks: Peaks) -> float | None:
     if len(rates) < 2:
         return None
     worth_by_rate = {}
-    for rate, peak in peaks.items():
-        worth_by_rate[rate] = -math.inf if peak is None else peak.worth
+    for learning_rate, peak in peaks.items():
+        worth_by_rate[learning_rate] = -math.inf if peak is None else peak.worth
     if max(worth_by_rate.values()) == -math.inf:
         return rates[0]  # all failed: smaller ones may not
-    best = max(rates, key=worth_by_rate.__getitem__)
-    neighbour = {rates[0]: rates[1], rates[-1]: rates[-2]}.get(best)
-    top = peaks[best]
-    if neighbour is None or top is None:
+    best_rate = max(rates, key=worth_by_rate.__getitem__)
+    neighbour = {rates[0]: rates[1], rates[-1]: rates[-2]}.get(best_rate)
+    best_peak = peaks[best_rate]
+    if neighbour is None or best_peak is None:
         return None
-    leads = worth_by_rate[best] - worth_by_rate[neighbour] > LEAD * top.error
-    return best if leads else None
+    leads = worth_by_rate[best_rate] - worth_by_rate[neighbour] > LEAD * best_peak.error
+    return best_rate if leads else None
 
 
 def propose_rate(peaks: Peaks, bounds: tuple[float, float] | None) -> float | None:
     """Return the learning rate to try next, one rung beyond the end that leads; None where the search is over."""
-    end = find_leading_end(peaks)
-    if end is None or bounds is None:
+    end_rate = find_leading_end(peaks)
+    if end_rate is None or bounds is None:
         return None
-    rate = find_next_rung(end, up=end == max(peaks))
-    return rate if bounds[0] <= rate <= bounds[1] else None
+    learning_rate = find_next_rung(end_rate, upwards=end_rate == max(peaks))
+    return learning_rate if bounds[0] <= learning_rate <= bounds[1] else None
 
 
-def find_next_rung(rate: float, *, up: bool) -> float:
+def find_next_rung(learning_rate: float, *, upwards: bool) -> float:
     """Return the nearest of 1, 3, 10, 30 … times a power of ten that is at least half as much again away."""
-    power = math.floor(math.log10(rate))
+    power = math.floor(math.log10(learning_rate))
     rungs = []
     for exponent in range(power - 2, power + 3):
         rungs += [float(f"1e{exponent}"), float(f"3e{exponent}")]
-    if up:
-        return next(rung for rung in rungs if rung > 1.5 * rate)
-    return next(rung for rung in reversed(rungs) if 1.5 * rung < rate)
+    if upwards:
+        return next(rung for rung in rungs if rung > 1.5 * learning_rate)
+    return next(rung for rung in reversed(rungs) if 1.5 * rung < learning_rate)
 
 
 # --- the end of a search ---------------------------------------------------------------------------------------------
@@ -210,11 +209,11 @@ def is_past_its_best(curve: Sequence[ValidatedState]) -> bool:
     looks = [state for state in curve if state.is_tuned and math.isfinite(state.value)]
     if len(looks) <= PATIENCE:
         return False
-    best = max(looks, key=lambda state: state.worth)
-    return all(state.worth < best.worth - best.error for state in looks[-PATIENCE:])
+    best_state = max(looks, key=lambda state: state.worth)
+    return all(state.worth < best_state.worth - best_state.error for state in looks[-PATIENCE:])
 
 
-def is_behind(lane: LanePlan, rivals: Mapping[LanePlan, ValidatedState], looks: int) -> bool:
+def is_behind(lane: FineTuning, rivals: Mapping[FineTuning, ValidatedState], looks: int) -> bool:
     """Whether a lane has hardly a chance to be the best of its race, by all states at the same epoch.
 
     The rule is that of every race (``analysis.stats``); the doubt is shared out over the ends of epochs.
@@ -224,10 +223,17 @@ def is_behind(lane: LanePlan, rivals: Mapping[LanePlan, ValidatedState], looks: 
     for state in rivals.values():
         if math.isfinite(state.value) and not math.isfinite(state.stderr):
             return False  # no telling what is noise
+    values = {}
+    errors = {}
+    right_answers = {}
+    for rival, state in rivals.items():
+        values[rival.key] = state.value
+        errors[rival.key] = state.stderr
+        right_answers[rival.key] = state.right
     chances = estimate_win_chances(
-        {rival.key: state.value for rival, state in rivals.items()},
-        {rival.key: state.stderr for rival, state in rivals.items()},
-        {rival.key: state.right for rival, state in rivals.items()},
+        values,
+        errors,
+        right_answers,
         higher_is_better=rivals[lane].higher_is_better,
     )
     return bool(chances[lane.key] < SURVIVAL_CHANCE / max(looks, 1))
@@ -258,25 +264,25 @@ class LaneSearch:
     is_race_deferred: bool = (
         False  # rivals train in several parts: their race waits for all of them
     )
-    lanes: dict[str, LanePlan] = field(default_factory=dict)
+    lanes: dict[str, FineTuning] = field(default_factory=dict)
     curves: dict[tuple[str, str], list[ValidatedState]] = field(default_factory=dict)
 
-    def add_lanes(self, lanes: Iterable[LanePlan]) -> None:
+    def add_lanes(self, lanes: Iterable[FineTuning]) -> None:
         """Begin the curves of lanes with the untuned model."""
         for lane in lanes:
             self.lanes[lane.key] = lane
             for task in self.list_served_tasks(lane):
                 self.curves[lane.key, task] = [self.untuned[task, lane.style]]
 
-    def list_served_tasks(self, lane: LanePlan) -> Sequence[str]:
+    def list_served_tasks(self, lane: FineTuning) -> Sequence[str]:
         """Return the tasks that a lane is for."""
         return tuple(self.tasks) if self.shared_lanes else (lane.data,)
 
-    def count_epochs(self, lane: LanePlan) -> int:
+    def count_epochs(self, lane: FineTuning) -> int:
         """Return the epochs of a lane."""
         return self.epochs_by_data[lane.data]
 
-    def list_tasks_to_validate(self, lane: LanePlan, epoch: int) -> list[str]:
+    def list_tasks_to_validate(self, lane: FineTuning, epoch: int) -> list[str]:
         """Return the tasks to validate a lane on after an epoch."""
         if self.shared_lanes and epoch < self.count_epochs(lane) and not self.has_race:
             return []
@@ -287,39 +293,35 @@ class LaneSearch:
         lane = self.lanes[ended.key]
         for task in self.list_served_tasks(lane):
             curve = [state for state in self.curves[lane.key, task] if state.epoch < ended.epoch]
-            if task in ended.notes or ended.epoch == self.count_epochs(lane):
-                value, stderr, *right = ended.notes.get(task, (math.nan, math.nan))
+            if task in ended.validations or ended.epoch == self.count_epochs(lane):
+                validation = ended.validations.get(task, NOT_VALIDATED)
+                result = replace(ended.result, value=validation.value, stderr=validation.stderr)
                 state = ValidatedState(
                     style=lane.style,
-                    epoch=ended.epoch,
-                    value=value,
-                    stderr=stderr,
+                    result=result,
                     lane=lane,
-                    loss=ended.loss,
-                    tokens=ended.tokens,
-                    seconds=ended.seconds,
-                    right="".join(right),
+                    right=validation.right,
                     higher_is_better=self.tasks[task].higher_is_better,
                 )
                 curve.append(state)
             self.curves[lane.key, task] = curve
 
-    def list_states(self, task: str, seed: int | None = None) -> list[ValidatedState]:
+    def list_states(self, task_name: str, seed: int | None = None) -> list[ValidatedState]:
         """Return the tuned states that may be chosen for a task, so far; those of all seeds or of one."""
         states = []
         for lane in self.lanes.values():
-            if task not in self.list_served_tasks(lane) or seed not in (None, lane.seed):
+            if task_name not in self.list_served_tasks(lane) or seed not in (None, lane.seed):
                 continue
-            for state in self.curves.get((lane.key, task), ()):
+            for state in self.curves.get((lane.key, task_name), ()):
                 may_be_chosen = not self.shared_lanes or state.epoch == self.count_epochs(lane)
                 if state.is_tuned and may_be_chosen:
                     states.append(state)
         return states
 
-    def find_peaks(self, task: str, race: RaceGroup) -> dict[float, ValidatedState | None]:
+    def find_peaks(self, task_name: str, race: RaceGroup) -> dict[float, ValidatedState | None]:
         """Return the best state of every learning rate of a race."""
         lanes = [lane for lane in self.lanes.values() if lane.race == race]
-        return find_peaks(lanes, self.list_states(task))
+        return find_peaks(lanes, self.list_states(task_name))
 
     def find_leading_states(self, *, all_rates: bool) -> list[ValidatedState]:
         """Return the states that may be chosen yet for any task and seed; with ``all_rates`` all of them."""
@@ -332,9 +334,9 @@ class LaneSearch:
                     leading += states if all_rates else find_leaders(states)
         return leading
 
-    def propose_lanes(self) -> Iterator[tuple[LanePlan, float]]:
+    def propose_lanes(self) -> Iterator[tuple[FineTuning, float]]:
         """Go through the races that go on: a lane of each, with a rate one rung beyond the end that leads."""
-        first_by_race: dict[RaceGroup, LanePlan] = {}
+        first_by_race: dict[RaceGroup, FineTuning] = {}
         for lane in self.lanes.values():
             first_by_race.setdefault(lane.race, lane)
         for race, lane in first_by_race.items():
@@ -342,16 +344,18 @@ class LaneSearch:
             for task in self.list_served_tasks(lane):
                 if self.tasks[task].is_validated:
                     rates.add(propose_rate(self.find_peaks(task, race), self.rate_bounds))
-            for rate in sorted(rate for rate in rates if rate is not None):
-                yield lane, rate
+            for learning_rate in sorted(
+                learning_rate for learning_rate in rates if learning_rate is not None
+            ):
+                yield lane, learning_rate
 
-    def is_hopeless(self, lane: LanePlan, epoch: int) -> bool:
+    def is_hopeless(self, lane: FineTuning, epoch: int) -> bool:
         """Whether a lane can win on none of its tasks: past its best, or behind its rivals after a third."""
         tasks = self.list_tasks_to_validate(lane, epoch)
         return bool(tasks) and all(self._is_lost_on(task, lane, epoch) for task in tasks)
 
-    def _is_lost_on(self, task: str, lane: LanePlan, epoch: int) -> bool:
-        if not self.shared_lanes and is_past_its_best(self.curves[lane.key, task]):
+    def _is_lost_on(self, task_name: str, lane: FineTuning, epoch: int) -> bool:
+        if not self.shared_lanes and is_past_its_best(self.curves[lane.key, task_name]):
             return True
         epochs = self.count_epochs(lane)
         if self.is_race_deferred or 3 * epoch < epochs:
@@ -359,7 +363,7 @@ class LaneSearch:
         rivals = {}
         for rival in self.lanes.values():
             if rival.race == lane.race:
-                for state in self.curves.get((rival.key, task), ()):
+                for state in self.curves.get((rival.key, task_name), ()):
                     if state.epoch == epoch:
                         rivals[rival] = state
         return is_behind(lane, rivals, epochs - 1)
@@ -370,16 +374,18 @@ class LaneSearch:
         Their curves end where they would have ended beside their rivals.
         """
         racing = dict(epochs_by_lane)
-        for key in racing:
-            for task in self.list_served_tasks(self.lanes[key]):
-                self.curves[key, task] = self.curves[key, task][:1]
+        for lane_key in racing:
+            for task in self.list_served_tasks(self.lanes[lane_key]):
+                self.curves[lane_key, task] = self.curves[lane_key, task][:1]
         dropped: dict[str, int] = {}
         longest = max(len(epochs) for epochs in racing.values())
         for epoch in range(1, longest + 1):
-            due = [self.lanes[key] for key, epochs in racing.items() if len(epochs) >= epoch]
-            for lane in due:
+            due_lanes = [
+                self.lanes[lane_key] for lane_key, epochs in racing.items() if len(epochs) >= epoch
+            ]
+            for lane in due_lanes:
                 self.record_epoch(racing[lane.key][epoch - 1])
-            unfinished = [lane for lane in due if epoch < self.count_epochs(lane)]
+            unfinished = [lane for lane in due_lanes if epoch < self.count_epochs(lane)]
             for lane in [lane for lane in unfinished if self.is_hopeless(lane, epoch)]:
                 dropped[lane.key] = epoch
                 del racing[lane.key]

@@ -17,25 +17,27 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 from potentia.errors import TuningError
-from potentia.run.ask import Ask, Evaluation, Style, evaluate
+from potentia.run.ask import Ask, Evaluation, evaluate
 from potentia.run.final_test import FinalTest, TrainedLanes, score_at_step
 from potentia.run.probe import probe_row
-from potentia.run.progress import Stopped, name_lanes_folder, remove_lanes_folder
-from potentia.run.recipe import (
-    LanesBeginning,
-    computing_on_threads,
-    encode_training_examples,
-    make_lora_config,
-    make_schedule,
-)
-from potentia.run.search import LanePlan, LaneSearch, SearchedTask, ValidatedState
+from potentia.run.progress import DOCUMENTS, STEPS, Stopped, name_lanes_folder, remove_lanes_folder
+from potentia.run.recipe import LanesBeginning, computing_on_threads, encode_training_examples
+from potentia.run.search import LaneSearch, SearchedTask, ValidatedState
 from potentia.run.tuning_setup import LaneReporter, PendingCells, TuningSetup
-from potentia.study import adjust_tuning
+from potentia.study import tuning_for_adjust
 from potentia.timing import spending
+from potentia.values.fine_tuning import (
+    NOT_VALIDATED,
+    EpochResult,
+    FineTuning,
+    LaneStatus,
+    Style,
+    ValidationScore,
+)
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
@@ -53,8 +55,6 @@ if TYPE_CHECKING:
     from potentia.run.plan import CellPlan
     from potentia.run.row_context import RowContext
 
-Validation = tuple[float, float, str]  # value, standard error, and which documents were right
-
 
 def tune_row(
     context: RowContext, committer: CellCommitter, protocol: Protocol, cells: Sequence[CellPlan]
@@ -63,14 +63,14 @@ def tune_row(
     pending = PendingCells(context, committer, cells)
     tasks = list(dict.fromkeys(cell.task for cell in cells))
     if protocol == TRAIN_BEFORE_TEST:
-        for name in tasks:
-            task = context.tasks.by_name[name]
+        for task_name in tasks:
+            task = context.tasks.by_name[task_name]
             if not (task.documents("train") and task.documents("validation")):
                 pending.fail(
-                    name,
-                    f"{name} has no documents to train on; use the protocol adjust with auxiliary data",
+                    task_name,
+                    f"{task_name} has no examples to train on; use the protocol adjust with auxiliary data",
                 )
-    tasks = [name for name in tasks if name in pending.list_tasks()]
+    tasks = [task_name for task_name in tasks if task_name in pending.list_tasks()]
     if tasks:
         _tune_tasks(context, protocol, pending, tasks)
 
@@ -90,10 +90,10 @@ def _tune_tasks(
     ).resume_or_begin(setup.workspace, tuned_tasks)
     if assignment.only_trains_lanes and assignment.lane_parts != beginning.lane_parts:
         return  # another run divides it otherwise
-    names = beginning.tasks if trains_own_lanes else list(pending)
+    task_names = beginning.tasks if trains_own_lanes else list(pending)
     setup = replace(
         setup,
-        tasks={name: context.tasks.by_name[name] for name in names},
+        tasks={task_name: context.tasks.by_name[task_name] for task_name in task_names},
         lane_parts=beginning.lane_parts,
     )
     with computing_on_threads(beginning.threads):
@@ -101,10 +101,10 @@ def _tune_tasks(
             cells.probes = probe_row(context, beginning.tasks, setup.workspace, None)
         groups = [list(setup.tasks)]
         if setup.trains_all_weights and setup.auxiliary is None:
-            groups = [[name] for name in pending]
+            groups = [[task_name] for task_name in pending]
         tuning = RowTuning(setup, cells)
         for group in groups:
-            tuning.run(group, [name for name in pending if name in group])
+            tuning.run(group, [task_name for task_name in pending if task_name in group])
     if not assignment.only_trains_lanes:
         remove_lanes_folder(setup.workspace)
 
@@ -131,7 +131,7 @@ def _make_setup(context: RowContext, protocol: Protocol) -> TuningSetup:
         return setup
     return replace(
         setup,
-        recipe=adjust_tuning(study, row.model, context.loaded.parameters),
+        recipe=tuning_for_adjust(study, row.model, context.loaded.parameters),
         auxiliary=context.tasks.auxiliary,
         styles=context.styles[:1],  # one tuning for all tasks: in one style
         at_steps=tuple(sorted(set(study.adjust.at_steps))),
@@ -157,10 +157,12 @@ class RowTuning:
         self._phase_tokens = 0
         self._steps_ended = 0  # of the lanes that ended
         self._steps_resumed = 0  # of these, that an earlier run had made
+        self._steps_planned: dict[str, int] = {}  # by lane
+        self._steps_skipped: dict[str, int] = {}  # by lane, of those that ended early
         self._last_step: StepInfo | None = None
-        self._single_lane: LanePlan | None = None  # the lane under way where lanes take turns
+        self._single_lane: FineTuning | None = None  # the lane under way where lanes take turns
 
-    def run(self, names: Sequence[str], pending: Sequence[str]) -> None:
+    def run(self, task_names: Sequence[str], pending: Sequence[str]) -> None:
         """Tune for some tasks that train together, and finish those of them that are pending."""
         from potentia.engine.scoring import Scorer
         from potentia.engine.training import LaneTrainer
@@ -169,39 +171,43 @@ class RowTuning:
         token_budget = self.context.study.token_budget
         self.scorer = Scorer(self.context.loaded, token_budget=token_budget)
         with spending("validate"):
-            untuned = self._validate_untuned(names)
-        self.search = self._make_search(names, untuned)
+            untuned = self._validate_untuned(task_names)
+        self.search = self._make_search(task_names, untuned)
         self.results = {}
         with self._make_trainer() as self.trainer:
             self.scorer = Scorer(
                 self.context.loaded, token_budget=token_budget, router=self.trainer.router
             )
-            groups = self._group_lanes(list(self._plan_first_lanes(names)))
+            groups = self._group_lanes(list(self._plan_first_lanes(task_names)))
             while groups:
                 self._train_wave(groups)
                 if self.context.assignment.only_trains_lanes:
                     return  # who chooses from these lanes finds them
                 groups = self._group_lanes(list(self._plan_more_lanes()))
             if isinstance(self.trainer, LaneTrainer) and setup.auxiliary is None:
-                self.cells.probes = probe_row(self.context, names, setup.workspace, self.trainer)
-            for name in pending:
-                self._finish_task(name)
+                self.cells.probes = probe_row(
+                    self.context, task_names, setup.workspace, self.trainer
+                )
+            for task_name in pending:
+                self._finish_task(task_name)
 
     def _make_search(
-        self, names: Sequence[str], untuned: Mapping[tuple[str, Style], ValidatedState]
+        self, task_names: Sequence[str], untuned: Mapping[tuple[str, Style], ValidatedState]
     ) -> LaneSearch:
         setup = self.setup
         searched = {}
-        for name in setup.tasks:
-            judge = setup.find_judge(name)
-            searched[name] = SearchedTask(
-                is_validated=bool(judge.documents("validation")),
-                higher_is_better=judge.higher_is_better,
+        takes_last_epoch = self.context.study.selection == "last"
+        for task_name in setup.tasks:
+            validation_task = setup.find_validation_task(task_name)
+            has_validation = bool(validation_task.documents("validation"))
+            searched[task_name] = SearchedTask(
+                is_validated=has_validation and not takes_last_epoch,
+                higher_is_better=validation_task.higher_is_better,
             )
         epochs_by_data = {}
-        for data in self._list_training_data(names):
-            documents = len(setup.find_training_task(data).documents("train"))
-            epochs_by_data[data], _ = setup.recipe.rounds(documents)
+        for training_data in self._list_training_data(task_names):
+            documents = len(setup.find_training_task(training_data).documents("train"))
+            epochs_by_data[training_data], _ = setup.recipe.plan_epochs(documents)
         return LaneSearch(
             tasks=searched,
             epochs_by_data=epochs_by_data,
@@ -223,52 +229,52 @@ class RowTuning:
                 token_budget=study.token_budget,
                 workspace=workspace,
                 shards=study.shards,
-                looks=self.setup.at_steps,
+                scored_steps=self.setup.at_steps,
             )
         return LaneTrainer(loaded, token_budget=study.token_budget, workspace=workspace)
 
     def _collect_trained(self) -> TrainedLanes:
         return TrainedLanes(self.search, self.results, self.trainer, scorer=self.scorer)
 
-    def _finish_task(self, name: str) -> None:
+    def _finish_task(self, task_name: str) -> None:
         try:
             with spending("select"):
                 trained = self._collect_trained()
-                FinalTest(self.setup, trained, self.cells, self.reporter, name).run()
+                FinalTest(self.setup, trained, self.cells, self.reporter, task_name).run()
         except TuningError as error:
-            self.cells.fail(name, error)
+            self.cells.fail(task_name, error)
 
     def is_stop_requested(self) -> bool:
         """Whether the row is to stop."""
         return self.context.stop_requested()
 
-    def _begin_phase(self, name: str, total: int, unit: str = "docs") -> None:
+    def _begin_phase(self, phase: str, total: int, unit: str = DOCUMENTS) -> None:
         self._phase_began = time.monotonic()
         self._phase_tokens = 0
-        self.setup.begin_phase(name, total, unit)
+        self.setup.begin_phase(phase, total, unit)
 
     # --- the lanes ---------------------------------------------------------------------------------------------------
 
-    def _list_training_data(self, names: Sequence[str]) -> Sequence[str]:
+    def _list_training_data(self, task_names: Sequence[str]) -> Sequence[str]:
         """Return the names of what lanes learn from: each task's own documents, or the auxiliary data."""
         auxiliary = self.setup.auxiliary
-        return names if auxiliary is None else [auxiliary.name]
+        return task_names if auxiliary is None else [auxiliary.name]
 
-    def _plan_first_lanes(self, names: Sequence[str]) -> Iterator[LanePlan]:
-        for data, style, rate in product(
-            self._list_training_data(names),
+    def _plan_first_lanes(self, task_names: Sequence[str]) -> Iterator[FineTuning]:
+        for training_data, style, learning_rate in product(
+            self._list_training_data(task_names),
             self.setup.styles,
             self.setup.recipe.learning_rates,
         ):
-            for seed in self.setup.list_seeds(data):
-                yield self.setup.make_lane(data, style, rate, seed)
+            for seed in self.setup.list_seeds(training_data):
+                yield self.setup.make_lane(training_data, style, learning_rate, seed)
 
-    def _plan_more_lanes(self) -> Iterator[LanePlan]:
+    def _plan_more_lanes(self) -> Iterator[FineTuning]:
         """Go through the lanes one rung beyond the ends that lead, for any task that they serve."""
-        for lane, rate in self.search.propose_lanes():
-            yield self.setup.make_lane(lane.data, lane.style, rate, lane.seed)
+        for lane, learning_rate in self.search.propose_lanes():
+            yield self.setup.make_lane(lane.data, lane.style, learning_rate, lane.seed)
 
-    def _group_lanes(self, wave: list[LanePlan]) -> list[list[LanePlan]]:
+    def _group_lanes(self, wave: list[FineTuning]) -> list[list[FineTuning]]:
         """Return the lanes of a wave by who trains together; the first wave may be divided, and some of it be asked."""
         if not self.setup.trains_together:
             return [[lane] for lane in wave]
@@ -280,7 +286,7 @@ class RowTuning:
         asked_part = self.context.assignment.lane_part
         return [wave[part::parts] for part in range(parts) if asked_part in (None, part)]
 
-    def _make_spec(self, lane: LanePlan) -> LaneSpec:
+    def _make_spec(self, lane: FineTuning) -> LaneSpec:
         """Return what the trainer needs of a lane; lanes on the same data share their examples."""
         from potentia.engine.training import LaneSpec
 
@@ -288,33 +294,35 @@ class RowTuning:
         task = self.setup.find_training_task(lane.data)
         data_and_style = (lane.data, lane.style)
         if data_and_style not in self._examples:
-            chat = self.context.chat if lane.style == "chat" else None
+            chat_template = self.context.chat if lane.style == "chat" else None
             self._examples[data_and_style] = encode_training_examples(
-                recipe, self.context.loaded, [task], chat=chat
+                recipe, self.context.loaded, [task], chat_template=chat_template
             )
         return LaneSpec(
             key=lane.key,
             examples=self._examples[data_and_style],
-            schedule=make_schedule(recipe, lane.learning_rate, len(task.documents("train"))),
-            lora=make_lora_config(recipe),
+            schedule=recipe.make_schedule(lane.learning_rate, len(task.documents("train"))),
+            lora=recipe.make_lora_config(),
             seed=lane.seed,
         )
 
     # --- training ----------------------------------------------------------------------------------------------------
 
-    def _train_wave(self, groups: Sequence[Sequence[LanePlan]]) -> None:
+    def _train_wave(self, groups: Sequence[Sequence[FineTuning]]) -> None:
         """Train every lane of a wave to its end."""
-        wave = [lane for group in groups for lane in group]
+        wave = list(chain.from_iterable(groups))
         is_first_wave = not self.search.lanes
         self.search.add_lanes(wave)
         specs = {lane.key: self._make_spec(lane) for lane in wave}
         auxiliary = self.setup.auxiliary
         on_data = f" on {auxiliary.name}" if auxiliary is not None else ""
         suffix = "" if is_first_wave else ", more rates"
-        steps = sum(spec.total_steps for spec in specs.values())
-        self._begin_phase(f"tuning{on_data}{suffix}", steps, "steps")
+        steps = sum(lane_spec.total_steps for lane_spec in specs.values())
+        self._begin_phase(f"tuning{on_data}{suffix}", steps, STEPS)
         self._steps_ended = 0
         self._steps_resumed = 0
+        self._steps_planned = {lane_key: spec.total_steps for lane_key, spec in specs.items()}
+        self._steps_skipped = {}
         is_divided = self.setup.trains_together and self.setup.lane_parts > 1
         self.search.is_race_deferred = is_divided and is_first_wave
         for group in groups:
@@ -324,7 +332,7 @@ class RowTuning:
             self.search.is_race_deferred = False
             self._hold_race(wave)
 
-    def _train_group(self, lanes: Sequence[LanePlan], specs: list[LaneSpec]) -> None:
+    def _train_group(self, lanes: Sequence[FineTuning], specs: list[LaneSpec]) -> None:
         """Train lanes that share passes, or one lane alone."""
         self._last_step = None
         self._single_lane = None if self.setup.trains_together else lanes[0]
@@ -333,78 +341,85 @@ class RowTuning:
                 specs,
                 on_epoch=self._end_epochs,
                 on_step=self._report_step,
-                on_recall=self._record_epochs,
+                on_resume=self._record_epochs,
                 stop=self.is_stop_requested,
             )
         self.results |= results
         for lane in lanes:
             self._report_end(lane)
-        if any(result.status == "interrupted" for result in results.values()):
+        if any(result.status == LaneStatus.INTERRUPTED for result in results.values()):
             raise Stopped
-        steps = sum(spec.total_steps for spec in specs)
+        steps = 0
+        for lane_key, result in results.items():
+            steps += result.step
+            self._steps_skipped[lane_key] = self._steps_planned[lane_key] - result.step
         self._steps_ended += steps
-        self._steps_resumed += steps if self._last_step is None else self._last_step.before
+        self._steps_resumed += steps if self._last_step is None else self._last_step.resumed
 
-    def _hold_race(self, wave: Sequence[LanePlan]) -> None:
+    def _hold_race(self, wave: Sequence[FineTuning]) -> None:
         """Drop the lanes that would have been dropped beside their rivals, and what they were after that."""
         epochs_by_lane = {lane.key: list(self.results[lane.key].epochs) for lane in wave}
-        for key, epoch in self.search.hold_race(epochs_by_lane).items():
-            result = self.results[key]
-            result.epochs = epochs_by_lane[key][:epoch]
-            result.status = "dropped"
+        for lane_key, epoch in self.search.hold_race(epochs_by_lane).items():
+            result = self.results[lane_key]
+            result.epochs = epochs_by_lane[lane_key][:epoch]
+            result.status = LaneStatus.DROPPED
             result.reason = None
             result.step = result.epochs[-1].step
-            self._report_end(self.search.lanes[key])
+            self._report_end(self.search.lanes[lane_key])
 
-    def _report_end(self, lane: LanePlan) -> None:
+    def _report_end(self, lane: FineTuning) -> None:
         result = self.results[lane.key]
-        for name in self.search.list_served_tasks(lane):
+        for task_name in self.search.list_served_tasks(lane):
             self.reporter.report(
-                self.search, lane, name, status=result.status, note=result.reason or ""
+                self.search, lane, task_name, status=result.status, note=result.reason or ""
             )
 
-    def _report_step(self, info: StepInfo) -> None:
-        self._last_step = info
-        self._phase_tokens += info.tokens
+    def _report_step(self, step_info: StepInfo) -> None:
+        self._last_step = step_info
+        self._phase_tokens += step_info.tokens
         seconds = max(time.monotonic() - self._phase_began, 1e-9)
         self.context.progress.reach(
-            self._steps_ended + info.done,
-            before=self._steps_resumed + info.before,
-            lanes_active=info.active,
-            lanes_waiting=info.waiting,
+            self._steps_ended + step_info.done,
+            before=self._steps_resumed + step_info.resumed,
+            skipped=sum(self._steps_skipped.values()),
+            lanes_active=step_info.active,
+            lanes_waiting=step_info.waiting,
             tokens_per_second=self._phase_tokens / seconds,
         )
-        if self._single_lane is not None and info.done in self.setup.at_steps:
+        if self._single_lane is not None and step_info.done in self.setup.at_steps:
             trained = self._collect_trained()
-            score_at_step(self.setup, trained, self.cells, self._single_lane, info.done)
+            score_at_step(self.setup, trained, self.cells, self._single_lane, step_info.done)
 
     # --- validation --------------------------------------------------------------------------------------------------
 
-    def _validate_untuned(self, names: Sequence[str]) -> dict[tuple[str, Style], ValidatedState]:
-        """Validate the untuned model on every task and style; tasks with one judge are validated once."""
+    def _validate_untuned(
+        self, task_names: Sequence[str]
+    ) -> dict[tuple[str, Style], ValidatedState]:
+        """Validate the untuned model on every task and style; tasks with one validation task are asked once."""
         asks: dict[tuple[str, Style], Ask] = {}
-        for name, style in product(names, self.setup.styles):
-            asks[name, style] = self.setup.make_ask(
-                self.setup.find_judge(name), "validation", style
+        for task_name, style in product(task_names, self.setup.styles):
+            asks[task_name, style] = self.setup.make_ask(
+                self.setup.find_validation_task(task_name), "validation", style
             )
-        validations = dict.fromkeys(asks.values(), (math.nan, math.nan, ""))
+        validations = dict.fromkeys(asks.values(), NOT_VALIDATED)
         documents = sum(len(ask.task.documents("validation")) for ask in validations)
-        self._begin_phase("validating untuned", documents)
+        self._begin_phase("validating the untuned model", documents)
         for ask in validations:
             if ask.task.documents("validation"):
                 (evaluation,) = evaluate(
-                    self.scorer, [ask], chat=self.context.chat, progress=self.context.advance
+                    self.scorer,
+                    [ask],
+                    chat_template=self.context.chat,
+                    progress=self.context.advance,
                 )
                 validations[ask] = summarise_validation(evaluation)
         untuned = {}
-        for (name, style), ask in asks.items():
-            value, stderr, right = validations[ask]
-            untuned[name, style] = ValidatedState(
+        for (task_name, style), ask in asks.items():
+            validation = validations[ask]
+            untuned[task_name, style] = ValidatedState(
                 style=style,
-                epoch=0,
-                value=value,
-                stderr=stderr,
-                right=right,
+                result=EpochResult(0, value=validation.value, stderr=validation.stderr),
+                right=validation.right,
                 higher_is_better=ask.task.higher_is_better,
             )
         return untuned
@@ -415,26 +430,29 @@ class RowTuning:
         for epoch in ended:
             lane = self.search.lanes[epoch.key]
             slot = self.trainer.slot(epoch.key)
-            for name in self.search.list_tasks_to_validate(lane, epoch.epoch):
-                judge = self.setup.find_judge(name)
-                asks[epoch.key, name] = self.setup.make_ask(judge, "validation", lane.style, slot)
+            for task_name in self.search.list_tasks_to_validate(lane, epoch.epoch):
+                validation_task = self.setup.find_validation_task(task_name)
+                asks[epoch.key, task_name] = self.setup.make_ask(
+                    validation_task, "validation", lane.style, slot
+                )
         evaluations = self._evaluate_all(list(dict.fromkeys(asks.values())))
         epochs_by_lane = {epoch.key: epoch for epoch in ended}
-        for (key, name), ask in asks.items():
-            epochs_by_lane[key].notes[name] = list(summarise_validation(evaluations[ask]))
+        for (lane_key, task_name), ask in asks.items():
+            epochs_by_lane[lane_key].validations[task_name] = summarise_validation(evaluations[ask])
         self._record_epochs(ended)
         for epoch in ended:
             lane = self.search.lanes[epoch.key]
-            for name in self.search.list_served_tasks(lane):
-                self.reporter.report(self.search, lane, name, status="training")
-        self._hold_leading_states()
+            for task_name in self.search.list_served_tasks(lane):
+                self.reporter.report(self.search, lane, task_name, status=LaneStatus.TRAINING)
+        self._keep_leading_states()
         if not self.setup.recipe.race:
             return set()
-        return {
-            epoch.key
-            for epoch in ended
-            if self.search.is_hopeless(self.search.lanes[epoch.key], epoch.epoch)
-        }
+        hopeless = set()
+        for epoch in ended:
+            if self.search.is_hopeless(self.search.lanes[epoch.key], epoch.epoch):
+                hopeless.add(epoch.key)
+                self._steps_skipped[epoch.key] = self._steps_planned[epoch.key] - epoch.step
+        return hopeless
 
     def _record_epochs(self, epochs: Iterable[LaneEpoch]) -> None:
         for epoch in epochs:
@@ -448,11 +466,11 @@ class RowTuning:
         evaluations: list[Evaluation] = []
         with spending("validate"):
             for batch in batches:
-                evaluations += evaluate(self.scorer, batch, chat=self.context.chat)
+                evaluations += evaluate(self.scorer, batch, chat_template=self.context.chat)
         return dict(zip(asks, evaluations, strict=True))
 
-    def _hold_leading_states(self) -> None:
-        """Let the trainer keep the states that lead, for each task and search; adapters are all kept."""
+    def _keep_leading_states(self) -> None:
+        """Let the trainer keep the leading states of each task on disk; of adapters it keeps all anyway."""
         from potentia.engine.training import FullLanes
 
         if not isinstance(self.trainer, FullLanes):
@@ -462,17 +480,17 @@ class RowTuning:
         for state in leading:
             if state.lane is not None:
                 held_lanes.add((state.lane.key, state.epoch))
-        self.trainer.hold(held_lanes)
+        self.trainer.keep_only_states(held_lanes)
 
 
-def summarise_validation(evaluation: Evaluation) -> Validation:
+def summarise_validation(evaluation: Evaluation) -> ValidationScore:
     """Return what a state is worth on validation, its standard error, and which documents it got right."""
     from potentia.analysis.stats import pack_correct
 
-    outcomes = [item.value for item in evaluation.outcomes]
+    outcomes = [outcome.value for outcome in evaluation.outcomes]
     value = evaluation.main.value
     mean = sum(outcomes) / len(outcomes) if outcomes else math.nan
     right = ""
     if math.isclose(mean, value, abs_tol=1e-6):
-        right = pack_correct(outcomes)
-    return value, evaluation.main.stderr, right
+        right = pack_correct(outcomes, [outcome.cluster for outcome in evaluation.outcomes])
+    return ValidationScore(value, evaluation.main.stderr, right)

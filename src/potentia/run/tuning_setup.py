@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potentia.errors import ModelError
-from potentia.run.ask import Ask, Evaluation, SplitName, Style
+from potentia.run.ask import Ask, Evaluation, SplitName
 from potentia.run.commit import CellResult
-from potentia.run.search import LanePlan
+from potentia.run.progress import DOCUMENTS
 from potentia.study import Tuning, content_key
+from potentia.values.fine_tuning import FineTuning, LaneStatus, Style
 from potentia.values.protocol import Protocol
 from potentia.values.selection import ProbeResult, Selection
 
@@ -57,21 +58,21 @@ class TuningSetup:
         cells = self.context.row.cells
         return {cell.task: cell.key for cell in cells if cell.protocol == self.protocol}
 
-    def list_seeds(self, data: str) -> range:
+    def list_seeds(self, training_data: str) -> range:
         """Return the seeds that a task's lanes are tuned with; lanes on auxiliary data have the study's."""
         study = self.context.study
         seeds = study.seeds
         if self.auxiliary is None:
-            seeds = study.count_seeds(self.context.row.model.name, data)
+            seeds = study.count_seeds(self.context.row.model.name, training_data)
         return range(study.seed, study.seed + seeds)
 
-    def find_training_task(self, data: str) -> Task:
+    def find_training_task(self, training_data: str) -> Task:
         """Return what a lane learns from."""
-        return self.auxiliary or self.tasks[data]
+        return self.auxiliary or self.tasks[training_data]
 
-    def find_judge(self, name: str) -> Task:
-        """Return whose validation documents choose for a task: its own, else those held out of auxiliary data."""
-        task = self.tasks[name]
+    def find_validation_task(self, task_name: str) -> Task:
+        """Return the task whose validation examples choose for a task: itself if it has any, else auxiliary data."""
+        task = self.tasks[task_name]
         auxiliary = self.auxiliary
         if task.documents("validation") or auxiliary is None:
             return task
@@ -80,15 +81,19 @@ class TuningSetup:
     def make_ask(self, task: Task, split: SplitName, style: Style, owner: int | None = None) -> Ask:
         """Return a question to a lane, or to the untuned model, with the examples that the task is asked with."""
         study = self.context.study
-        name = next((name for name, candidate in self.tasks.items() if candidate is task), None)
-        shots = 0 if name is None else study.shots_for(name, self.protocol)
+        task_name = next(
+            (task_name for task_name, candidate in self.tasks.items() if candidate is task), None
+        )
+        shots = 0 if task_name is None else study.count_shots(task_name, self.protocol)
         return Ask(task, split, style, shots=shots, seed=study.seed, owner=owner)
 
-    def make_lane(self, data: str, style: Style, learning_rate: float, seed: int) -> LanePlan:
+    def make_lane(
+        self, training_data: str, style: Style, learning_rate: float, seed: int
+    ) -> FineTuning:
         """Plan a lane, named by everything that its adapter depends on."""
-        task = self.find_training_task(data)
+        task = self.find_training_task(training_data)
         content = {"task" if self.auxiliary is None else "adjust": task.fingerprint}
-        key = content_key(
+        lane_key = content_key(
             model=self.context.loaded.fingerprint,
             form=style,
             rate=learning_rate,
@@ -96,11 +101,11 @@ class TuningSetup:
             tuning=self.recipe,
             **content,
         )
-        return LanePlan(key, data, style, learning_rate, seed)
+        return FineTuning(lane_key, training_data, style, learning_rate, seed)
 
-    def begin_phase(self, name: str, total: int, unit: str = "docs") -> None:
+    def begin_phase(self, phase: str, total: int, unit: str = DOCUMENTS) -> None:
         """Begin a phase of the row's progress."""
-        self.context.progress.phase(name, total=total, unit=unit, tokens_per_second=None)
+        self.context.progress.phase(phase, total=total, unit=unit, tokens_per_second=None)
 
 
 class PendingCells:
@@ -118,9 +123,9 @@ class PendingCells:
     def __contains__(self, cell: tuple[str, int | None]) -> bool:
         return cell in self._cells
 
-    def get_key(self, task: str) -> str:
+    def get_key(self, task_name: str) -> str:
         """Return the key of a task's cell."""
-        return self._cells[task, None].key
+        return self._cells[task_name, None].key
 
     def list_tasks(self) -> set[str]:
         """Return the tasks that have cells to commit."""
@@ -128,22 +133,22 @@ class PendingCells:
 
     def commit(
         self,
-        task: str,
+        task_name: str,
         step: int | None,
-        test: Evaluation,
+        test_evaluation: Evaluation,
         selection: Selection,
         *,
         direct_value: float | None = None,
     ) -> None:
         """Commit a cell; a score that is no number fails it alone."""
-        cell = self._cells.pop((task, step))
+        cell = self._cells.pop((task_name, step))
         now = time.monotonic()
         result = CellResult(
-            test=test,
+            test=test_evaluation,
             selection=selection,
             seconds=now - self._last_commit,
             direct_value=direct_value,
-            probe=self.probes.get(task),
+            probe=self.probes.get(task_name),
         )
         try:
             self._committer.commit(cell, result)
@@ -151,10 +156,12 @@ class PendingCells:
             self._context.fail_cell(cell, error)
         self._last_commit = now
 
-    def fail(self, task: str, error: Exception | str) -> None:
+    def fail(self, task_name: str, error: Exception | str) -> None:
         """Record the missing cells of a task as failed."""
-        for place in [place for place in self._cells if place[0] == task]:
-            self._context.fail_cell(self._cells.pop(place), error)
+        for task_and_step in [
+            task_and_step for task_and_step in self._cells if task_and_step[0] == task_name
+        ]:
+            self._context.fail_cell(self._cells.pop(task_and_step), error)
 
 
 @dataclass
@@ -167,56 +174,46 @@ class LaneReporter:
     def report(
         self,
         search: LaneSearch,
-        lane: LanePlan,
-        task: str,
+        lane: FineTuning,
+        task_name: str,
         *,
-        status: str,
+        status: LaneStatus,
         note: str = "",
         selected: bool = False,
     ) -> None:
         """Report a lane's curve on a task; one lane on auxiliary data has a curve for each."""
-        from potentia.store import EpochRecord, LaneRecord
+        from potentia.store import LaneRecord
 
-        curve = search.curves[lane.key, task]
+        curve = search.curves[lane.key, task_name]
         if all(math.isnan(state.value) for state in curve):
             return
         context = self.setup.context
-        key = lane.key
+        lane_key = lane.key
         if self.setup.auxiliary is not None:
-            key = content_key(lane=lane.key, task=task)
-        epochs = [
-            EpochRecord(
-                epoch=state.epoch,
-                train_loss=state.loss,
-                value=state.value,
-                stderr=state.stderr,
-                seconds=state.seconds,
-                tokens=state.tokens,
-            )
-            for state in curve
-        ]
+            lane_key = content_key(lane=lane.key, task=task_name)
         record = LaneRecord(
-            key=key,
+            key=lane_key,
             study=context.row.study_key,
             model=context.row.model.name,
-            task=task,
+            task=task_name,
             learning_rate=lane.learning_rate,
             style=lane.style,
             seed=lane.seed,
             status=status,
-            cell=self.setup.cell_keys[task],
-            epochs=tuple(epochs),
+            cell=self.setup.cell_keys[task_name],
+            epochs=tuple(state.result for state in curve),
             selected=selected,
             note=note,
         )
         context.store.lanes.save(record)
-        self._report_best(task, [state.value for state in curve])
+        self._report_best(task_name, [state.value for state in curve])
 
-    def _report_best(self, task: str, values: list[float]) -> None:
-        choose_better = max if self.setup.tasks[task].higher_is_better else min
-        if task in self.best_by_task:
-            values = [*values, self.best_by_task[task]]
-        self.best_by_task[task] = choose_better(values)
+    def _report_best(self, task_name: str, values: list[float]) -> None:
+        choose_better = max if self.setup.tasks[task_name].higher_is_better else min
+        if task_name in self.best_by_task:
+            values = [*values, self.best_by_task[task_name]]
+        self.best_by_task[task_name] = choose_better(values)
         self.setup.context.progress.note(
-            validation=f"{task} {self.best_by_task[task]:.3f}", best=dict(self.best_by_task)
+            validation=f"{task_name} {self.best_by_task[task_name]:.3f}",
+            best=dict(self.best_by_task),
         )

@@ -17,7 +17,7 @@ from potentia.run.plan import Assignment, LoadedTasks, load_tasks
 from potentia.run.progress import RunLog, Stopped, open_store
 from potentia.run.row import RowRun
 from potentia.run.row_context import RowOutcome
-from potentia.timing import repeatedly
+from potentia.timing import call_repeatedly
 from potentia.values.protocol import TRAIN_BEFORE_TEST
 
 if TYPE_CHECKING:
@@ -45,11 +45,11 @@ def compute_assignment(
     with open_store(assignment.study.store) as store:
         store.stop = stop_requested
         lease = claim_cells(assignment, store)
-        log = RunLog(store, assignment.run)
+        run_log = RunLog(store, assignment.run)
         if not store.leases.is_mine(lease):
-            log.write("held", row=assignment.label, by=lease.owner)
+            run_log.write("held", row=assignment.label, by=lease.owner)
             return RowOutcome(holder=lease.owner)
-        log.write("lease", row=assignment.label, cells=len(assignment.pending))
+        run_log.write("lease", row=assignment.label, cells=len(assignment.pending))
         with keep_lease(store, lease) as lease_lost:
             row_run = RowRun(
                 assignment,
@@ -111,19 +111,24 @@ def give_up_assignment(
 
 
 def claim_cells(assignment: Assignment, store: Store) -> LeaseRecord:
-    """Claim the pending cells of an assignment, those that can be divided lane by lane."""
-    lanes = [f"/{lane}" for lane in range(assignment.study.grid_lanes)]
+    """Claim the pending cells of an assignment.
+
+    Those of train-before-test are claimed lane by lane, so that several workers can share one.
+    """
+    lanes = [f"/{lane}" for lane in range(assignment.study.max_lane_parts)]
     if assignment.lane_part is not None:
         lanes = lanes[assignment.lane_part :: assignment.lane_parts]
-    keys = []
+    cell_keys = []
     for cell in assignment.pending:
-        if not cell.key:
+        if not cell.key:  # its model could not be read
             continue
         if cell.protocol == TRAIN_BEFORE_TEST:
-            keys += [cell.key + lane for lane in lanes]
+            cell_keys += [cell.key + lane for lane in lanes]
         else:
-            keys.append(cell.key)
-    return store.leases.claim(assignment.row.study_key, assignment.label, keys, run=assignment.run)
+            cell_keys.append(cell.key)
+    return store.leases.claim(
+        assignment.row.study_key, assignment.label, cell_keys, run_id=assignment.run
+    )
 
 
 @contextmanager
@@ -131,18 +136,18 @@ def keep_lease(store: Store, lease: LeaseRecord) -> Iterator[StopRequested]:
     """Renew a lease while its row is computed; gives a function that says whether it was taken away."""
     from potentia.store import BEAT_SECONDS
 
-    lost = threading.Event()
+    lease_lost = threading.Event()
     ended = threading.Event()
 
     def renew() -> None:
         with suppress(StoreError):  # the row meets it too, and decides
-            if not (lost.is_set() or ended.is_set()) and not store.leases.beat(lease):
-                lost.set()
+            if not (lease_lost.is_set() or ended.is_set()) and not store.leases.beat(lease):
+                lease_lost.set()
 
     try:
-        with repeatedly(renew, BEAT_SECONDS):
+        with call_repeatedly(renew, BEAT_SECONDS):
             try:
-                yield lost.is_set
+                yield lease_lost.is_set
             finally:
                 ended.set()  # a store that is away is not waited for once more
     finally:

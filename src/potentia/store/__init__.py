@@ -1,11 +1,11 @@
 """Results: the store (SQLite or PostgreSQL, items as Parquet)."""
 
-from potentia.store.opening import locate
+from potentia.store.items import can_read_items
+from potentia.store.opening import locate_store
 from potentia.store.records import (
     BEAT_SECONDS,
     CellRecord,
     ChoiceRecord,
-    EpochRecord,
     EventRecord,
     FailureRecord,
     LaneRecord,
@@ -13,9 +13,11 @@ from potentia.store.records import (
     StudyRecord,
 )
 from potentia.store.store import Store
+from potentia.store.studies import choose_study, list_studies, match_studies, name_study
 from potentia.store.upkeep import (
     DeletedStudy,
     ProblemKind,
+    absorb_study,
     check_store,
     count_shared,
     delete_study,

@@ -5,15 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-from potentia.files import atomic_folder
+from potentia.files import ADAPTER_NOTE, atomic_folder
 from potentia.store.database import Database
-from potentia.store.error_words import errors_in_words
+from potentia.store.error_translation import translated_errors
 from potentia.store.records import dump_json
 from potentia.store.waiting import PatientPart
-
-ADAPTER_NOTE = "potentia.json"
 
 
 class Adapters(PatientPart):
@@ -27,12 +24,20 @@ class Adapters(PatientPart):
         folder = self.database.adapters_folder / cell_key
         return folder if (folder / ADAPTER_NOTE).is_file() else None
 
-    def save(self, key: str, save: Callable[[Path], None], note: Mapping[str, Any]) -> Path:
-        """Keep what ``save`` writes, wholly or not at all; ``note`` says what it was made for."""
-        folder = self.database.adapters_folder / key
-        with errors_in_words(self.database.where), atomic_folder(folder, replace=True) as draft:
-            save(draft)
-            (draft / ADAPTER_NOTE).write_text(dump_json(dict(note)), encoding="utf-8")
+    def save(
+        self,
+        cell_key: str,
+        write_adapter: Callable[[Path], None],
+        description: Mapping[str, object],
+    ) -> Path:
+        """Keep what ``write_adapter`` writes, wholly or not at all; ``description`` says what it was made for."""
+        folder = self.database.adapters_folder / cell_key
+        with (
+            translated_errors(self.database.where),
+            atomic_folder(folder, replace=True) as draft_folder,
+        ):
+            write_adapter(draft_folder)
+            (draft_folder / ADAPTER_NOTE).write_text(dump_json(dict(description)), encoding="utf-8")
         return folder
 
     def delete(self, cell_key: str) -> int:
@@ -41,6 +46,6 @@ class Adapters(PatientPart):
         if folder is None:
             return 0
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        with errors_in_words(self.database.where):
+        with translated_errors(self.database.where):
             shutil.rmtree(folder)
         return size

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import sqlalchemy as sa
 
-from potentia.store import schema as s
+from potentia.store import schema
 from potentia.store.database import Database
 from potentia.store.records import FailureRecord
 from potentia.store.waiting import PatientPart
@@ -20,7 +19,16 @@ class Failures(PatientPart):
         self.database: Database = database
 
     def record(
-        self, study: str, model: str, task: str, protocol: str, reason: str, **details: Any
+        self,
+        study: str,
+        model: str,
+        task: str,
+        protocol: str,
+        reason: str,
+        *,
+        key: str | None = None,
+        kind: str = "",
+        hint: str | None = None,
     ) -> None:
         """Record why a cell has no score; ``key``, ``kind`` and ``hint`` where they are known."""
         with self.database.writing() as connection:
@@ -30,16 +38,18 @@ class Failures(PatientPart):
                 task=task,
                 protocol=protocol,
                 reason=reason,
-                **details,
+                key=key,
+                kind=kind,
+                hint=hint,
             )
-            attempts = s.failures.c.attempts + 1
-            self.database.upsert(connection, s.failures, asdict(failure), attempts=attempts)
+            attempts = schema.failures.c.attempts + 1
+            self.database.upsert(connection, schema.failures, asdict(failure), attempts=attempts)
 
     def read(self, *, study: str | None = None) -> list[FailureRecord]:
         """Return the cells that failed and have not been committed since."""
-        query = sa.select(s.failures).order_by(s.failures.c.created)
+        query = sa.select(schema.failures).order_by(schema.failures.c.created)
         with self.database.reading() as connection:
             if study is not None:
-                key = self.database.find_study_key(connection, study)
-                query = query.where(s.failures.c.study == key)
+                study_key = self.database.find_study_key(connection, study)
+                query = query.where(schema.failures.c.study == study_key)
             return [FailureRecord(**row) for row in connection.execute(query).mappings()]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 import sqlalchemy as sa
 
-from potentia.store import schema as s
+from potentia.store import schema
 from potentia.store.database import Database, split_keys
-from potentia.store.records import EpochRecord, LaneRecord
+from potentia.store.records import LaneRecord
 from potentia.store.waiting import PatientPart
+from potentia.values.fine_tuning import EpochResult
 
 
 class Lanes(PatientPart):
-    """The lanes of a store."""
+    """The lanes of a store; a lane is one fine-tuning run."""
 
     def __init__(self, database: Database) -> None:
         self.database: Database = database
@@ -23,13 +23,13 @@ class Lanes(PatientPart):
     def save(self, lane: LaneRecord) -> None:
         """Write a lane's state and its whole curve; a lane saved before is replaced."""
         row = asdict(lane)
-        points = [{"lane": lane.key, **point} for point in row.pop("epochs")]
+        points = [{"lane": lane.key, **epoch_point} for epoch_point in row.pop("epochs")]
         with self.database.writing() as connection:
             row["study"] = self.database.find_study_key(connection, lane.study)
-            self.database.upsert(connection, s.lanes, row)
-            connection.execute(s.epochs.delete().where(s.epochs.c.lane == lane.key))
+            self.database.upsert(connection, schema.lanes, row)
+            connection.execute(schema.epochs.delete().where(schema.epochs.c.lane == lane.key))
             if points:
-                connection.execute(s.epochs.insert(), points)
+                connection.execute(schema.epochs.insert(), points)
 
     def read(
         self,
@@ -40,12 +40,22 @@ class Lanes(PatientPart):
         limit: int | None = None,
         offset: int = 0,
     ) -> list[LaneRecord]:
-        """Return lanes with their curves: those of a cell, or of a study and of the cells it took over; or a page."""
-        c = s.lanes.c
+        """Return lanes with their curves, sorted by model, task and settings.
+
+        ``cell``, ``study`` (with the cells that it took over) and ``model`` narrow them; with no filter: all.
+        ``limit`` and ``offset`` take a page.
+        """
+        lane_columns = schema.lanes.c
         with self.database.reading() as connection:
             conditions = self._conditions(connection, cell=cell, study=study, model=model)
-            query = sa.select(s.lanes).where(*conditions)
-            query = query.order_by(c.model, c.task, c.learning_rate, c.style, c.seed)
+            query = sa.select(schema.lanes).where(*conditions)
+            query = query.order_by(
+                lane_columns.model,
+                lane_columns.task,
+                lane_columns.learning_rate,
+                lane_columns.style,
+                lane_columns.seed,
+            )
             rows = connection.execute(query.limit(limit).offset(offset)).mappings().all()
             curves = self._read_curves(connection, [row["key"] for row in rows])
         return [LaneRecord(**row, epochs=tuple(curves[row["key"]])) for row in rows]
@@ -54,20 +64,20 @@ class Lanes(PatientPart):
         """Return how many lanes a study has, without reading them."""
         with self.database.reading() as connection:
             conditions = self._conditions(connection, study=study, model=model)
-            query = sa.select(sa.func.count(s.lanes.c.key)).where(*conditions)
+            query = sa.select(sa.func.count(schema.lanes.c.key)).where(*conditions)
             return int(connection.execute(query).scalar_one())
 
     def _read_curves(
         self, connection: sa.Connection, lane_keys: Sequence[str]
-    ) -> dict[str, list[EpochRecord]]:
+    ) -> dict[str, list[EpochResult]]:
         """Return the points of each lane's curve, in the order of the epochs."""
-        curves: dict[str, list[EpochRecord]] = {key: [] for key in lane_keys}
+        curves: dict[str, list[EpochResult]] = {lane_key: [] for lane_key in lane_keys}
         for some_keys in split_keys(lane_keys):
-            query = sa.select(s.epochs).where(s.epochs.c.lane.in_(some_keys))
-            for row in connection.execute(query.order_by(s.epochs.c.epoch)).mappings():
+            query = sa.select(schema.epochs).where(schema.epochs.c.lane.in_(some_keys))
+            for row in connection.execute(query.order_by(schema.epochs.c.epoch)).mappings():
                 values = dict(row)
                 curve = curves[values.pop("lane")]
-                curve.append(EpochRecord(**values))
+                curve.append(EpochResult(**values))
         return curves
 
     def _conditions(
@@ -77,21 +87,27 @@ class Lanes(PatientPart):
         cell: str | None = None,
         study: str | None = None,
         model: str | Sequence[str] | None = None,
-    ) -> list[Any]:
+    ) -> list[sa.ColumnElement[bool]]:
         """Return the WHERE conditions of the lanes that are asked for."""
-        c = s.lanes.c
-        conditions: list[Any] = []
+        lane_columns = schema.lanes.c
+        conditions: list[sa.ColumnElement[bool]] = []
         if cell is not None:
-            conditions.append(c.cell == cell)
+            conditions.append(lane_columns.cell == cell)
         if model is not None:
             models = [model] if isinstance(model, str) else model
-            conditions.append(c.model.in_(models))
+            conditions.append(lane_columns.model.in_(models))
         if study is not None:
-            key = self.database.find_study_key(connection, study)
-            is_of_others = sa.and_(s.study_cells.c.study == key, s.cells.c.study != key)
-            adopted = sa.select(s.cells.c.key).join_from(s.cells, s.study_cells).where(is_of_others)
-            is_of_study: Any = c.study == key
-            if connection.execute(adopted.limit(1)).first() is not None:
-                is_of_study = sa.or_(is_of_study, c.cell.in_(adopted))
+            study_key = self.database.find_study_key(connection, study)
+            is_adopted = sa.and_(
+                schema.study_cells.c.study == study_key, schema.cells.c.study != study_key
+            )
+            adopted_cells = (
+                sa.select(schema.cells.c.key)
+                .join_from(schema.cells, schema.study_cells)
+                .where(is_adopted)
+            )
+            is_of_study: sa.ColumnElement[bool] = lane_columns.study == study_key
+            if connection.execute(adopted_cells.limit(1)).first() is not None:
+                is_of_study = sa.or_(is_of_study, lane_columns.cell.in_(adopted_cells))
             conditions.append(is_of_study)
         return conditions

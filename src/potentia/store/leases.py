@@ -17,7 +17,7 @@ from dataclasses import asdict
 
 import sqlalchemy as sa
 
-from potentia.store import schema as s
+from potentia.store import schema
 from potentia.store.database import Database, split_keys
 from potentia.store.records import LeaseRecord, process_space, process_start
 from potentia.store.waiting import PatientPart
@@ -35,36 +35,36 @@ class Leases(PatientPart):
         self._own_ids: set[str] = set()
 
     def claim(
-        self, study: str, row: str, cell_keys: Sequence[str], *, run: str = ""
+        self, study: str, row: str, cell_keys: Sequence[str], *, run_id: str = ""
     ) -> LeaseRecord:
         """Claim cells for this process, or return the lease of one that has some of them; :meth:`is_mine` tells."""
-        keys = sorted(set(cell_keys))
+        distinct_keys = sorted(set(cell_keys))
         with self.database.writing() as connection:
             self.database.wait_for_others(connection, _LEASE_LOCK)
             moment = _database_time(connection)
             for lease in _read_leases(connection):
                 if lease.is_gone(moment):
-                    connection.execute(s.leases.delete().where(s.leases.c.id == lease.id))
-            holder = _find_holder(connection, keys)
+                    connection.execute(schema.leases.delete().where(schema.leases.c.id == lease.id))
+            holder = _find_holder(connection, distinct_keys)
             if holder is not None:
                 return holder
-            process = os.getpid()
+            process_id = os.getpid()
             lease = LeaseRecord(
-                id=f"{process_space()}#{process}#{uuid.uuid4().hex}",
+                id=f"{process_space()}#{process_id}#{uuid.uuid4().hex}",
                 study=self.database.find_study_key(connection, study),
                 row=row,
-                run=run,
+                run=run_id,
                 host=socket.gethostname(),
                 process_space=process_space(),
-                pid=process,
-                began=process_start(process) or "",
+                pid=process_id,
+                began=process_start(process_id) or "",
                 since=moment,
                 beat=moment,
             )
-            connection.execute(s.leases.insert(), asdict(lease))
-            if keys:
-                claims = [{"cell": key, "lease": lease.id} for key in keys]
-                connection.execute(s.claims.insert(), claims)
+            connection.execute(schema.leases.insert(), asdict(lease))
+            if distinct_keys:
+                claims = [{"cell": cell_key, "lease": lease.id} for cell_key in distinct_keys]
+                connection.execute(schema.claims.insert(), claims)
             self._own_ids.add(lease.id)
             return lease
 
@@ -75,38 +75,42 @@ class Leases(PatientPart):
     def beat(self, lease: LeaseRecord) -> bool:
         """Say that the owner is alive; False where the lease was taken away."""
         with self.database.writing() as connection:
-            update = s.leases.update().where(s.leases.c.id == lease.id)
+            update = schema.leases.update().where(schema.leases.c.id == lease.id)
             result = connection.execute(update.values(beat=_database_time(connection)))
             return result.rowcount > 0
 
     def release(self, lease: LeaseRecord) -> None:
         """Give a lease back."""
         with self.database.writing() as connection:
-            connection.execute(s.leases.delete().where(s.leases.c.id == lease.id))
+            connection.execute(schema.leases.delete().where(schema.leases.c.id == lease.id))
 
     def read(self, *, study: str | None = None) -> list[LeaseRecord]:
         """Return who computes what now."""
         with self.database.reading() as connection:
             moment = _database_time(connection)
-            alive = [lease for lease in _read_leases(connection) if lease.is_alive(moment)]
+            live_leases = [lease for lease in _read_leases(connection) if lease.is_alive(moment)]
             if study is None:
-                return alive
-            key = self.database.find_study_key(connection, study)
-            return [lease for lease in alive if lease.study == key]
+                return live_leases
+            study_key = self.database.find_study_key(connection, study)
+            return [lease for lease in live_leases if lease.study == study_key]
 
 
 def _find_holder(connection: sa.Connection, cell_keys: Sequence[str]) -> LeaseRecord | None:
     """Return the lease that holds one of these cells, where one does."""
-    claimed = sa.select(s.leases).join_from(s.claims, s.leases).limit(1)
+    holders = sa.select(schema.leases).join_from(schema.claims, schema.leases).limit(1)
     for some_keys in split_keys(cell_keys):
-        row = connection.execute(claimed.where(s.claims.c.cell.in_(some_keys))).mappings().first()
+        row = (
+            connection.execute(holders.where(schema.claims.c.cell.in_(some_keys)))
+            .mappings()
+            .first()
+        )
         if row is not None:
             return LeaseRecord(**row)
     return None
 
 
 def _read_leases(connection: sa.Connection) -> list[LeaseRecord]:
-    rows = connection.execute(sa.select(s.leases).order_by(s.leases.c.since)).mappings()
+    rows = connection.execute(sa.select(schema.leases).order_by(schema.leases.c.since)).mappings()
     return [LeaseRecord(**row) for row in rows]
 
 

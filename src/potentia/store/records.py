@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ import sqlalchemy as sa
 
 from potentia.errors import DataError, StoreError
 from potentia.processes import is_process_alive
+from potentia.values.fine_tuning import EpochResult, LaneStatus
 from potentia.values.plain import PlainRecord
 from potentia.values.provenance import NO_PROVENANCE, Provenance
 from potentia.values.scores import Score
@@ -33,35 +35,44 @@ def now() -> str:
 @cache
 def process_space() -> str:
     """Name where process numbers mean something: the machine since it was started, and its space of processes."""
-    parts = [socket.gethostname()]
+    name_parts = [socket.gethostname()]
     for file in (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")):
         try:
-            parts.append(str(file.readlink()) if file.is_symlink() else file.read_text().strip())
+            name_parts.append(
+                str(file.readlink()) if file.is_symlink() else file.read_text().strip()
+            )
         except OSError:
             continue
-    return "/".join(parts)
+    return "/".join(name_parts)
+
+
+# Fields of /proc/PID/stat, counted from the one behind the command's name (the third of proc(5)).
+_STATE_FIELD = 0
+_START_TIME_FIELD = 19
+_DEAD_STATES = ("Z", "X")
 
 
 def process_start(pid: int) -> str | None:
-    """Return when a process of this machine began, in the kernel's count; None where there is no such process.
+    """Return when a process of this machine began, in clock ticks since boot; None where there is no such process.
 
-    A number is given again some day: with its beginning it names one process.
+    Pids are reused: only a pid and its start time together name one process. '' stands for a process that is alive on
+    a system that does not tell when it began (without /proc).
     """
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        is_dead = state[0] in "ZX"
-        return None if is_dead else state[19]
+        status_fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        is_dead = status_fields[_STATE_FIELD] in _DEAD_STATES
+        return None if is_dead else status_fields[_START_TIME_FIELD]
     except OSError:  # no such process, or a system without /proc
         pass
     return "" if is_process_alive(pid) else None
 
 
-def dump_json(value: Any) -> str:
+def dump_json(value: object) -> str:
     """Write JSON text; arrays and numpy numbers become plain lists and numbers."""
     return json.dumps(value, default=_to_json_value, separators=(",", ":"))
 
 
-def _to_json_value(value: Any) -> Any:
+def _to_json_value(value: object) -> object:
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, (set, frozenset)):
@@ -140,6 +151,30 @@ class PlainColumn(sa.TypeDecorator[Any]):
         return None if value is None else read_record(self.record_type, value)
 
 
+class EnumColumn(sa.TypeDecorator[Any]):
+    """A member of an enum as its value."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def __init__(self, enum_type: type[Enum]) -> None:
+        super().__init__()
+        self.enum_type = enum_type
+
+    def process_bind_param(self, value: Any, _: Any) -> str | None:
+        """Write the value; one that is no member is refused."""
+        return None if value is None else str(self.enum_type(value).value)
+
+    def process_result_value(self, value: str | None, _: Any) -> Any:
+        """Return the member."""
+        if value is None:
+            return None
+        try:
+            return self.enum_type(value)
+        except ValueError:
+            raise StoreError(f"{value!r} in the store is damaged", hint=DAMAGED_HINT) from None
+
+
 def read_record(record_type: type[Record], text: str) -> Record:
     """Read a record of ``values`` from the text that a store holds."""
     try:
@@ -206,10 +241,6 @@ class ChoiceRecord:
     metric: str
     text: str  # the selection as it is stored
 
-    def may_have(self, field: str) -> bool:
-        """Say whether the selection may have this field, without reading it."""
-        return f'"{field}"' in self.text
-
     @property
     def selection(self) -> Selection:
         """The selection of the cell, as ``CellRecord`` has it."""
@@ -217,26 +248,8 @@ class ChoiceRecord:
 
 
 @dataclass(frozen=True)
-class EpochRecord:
-    """One point of a lane's curve. Epoch 0 is the model before tuning.
-
-    ``tokens`` were learned from in ``seconds``, which other lanes may have shared.
-    """
-
-    epoch: int
-    train_loss: float | None = None
-    value: float | None = None
-    stderr: float | None = None
-    seconds: float = 0.0
-    tokens: int = 0
-
-
-@dataclass(frozen=True)
 class LaneRecord:
-    """One fine-tuning job: what it trains, where it stands and its curve so far.
-
-    ``status`` is ``training``, ``done``, ``dropped`` (by the race), ``failed`` (``note`` says why) or ``interrupted``.
-    """
+    """One fine-tuning as the store has it: what it trains, how far it is, its curve; ``note`` says why it failed."""
 
     key: str
     study: str
@@ -245,9 +258,9 @@ class LaneRecord:
     learning_rate: float
     style: str = ""
     seed: int = 0
-    status: str = "training"
+    status: LaneStatus = LaneStatus.TRAINING
     cell: str | None = None
-    epochs: tuple[EpochRecord, ...] = ()
+    epochs: tuple[EpochResult, ...] = ()
     selected: bool = False
     note: str = ""
     updated: str = field(default_factory=now)
@@ -310,8 +323,8 @@ class LeaseRecord:
     @property
     def owner(self) -> str:
         """The process that has the lease, in words."""
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
-        return f"process {self.pid} on {self.host} since {since}"
+        start_time = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"process {self.pid} on {self.host} since {start_time}"
 
     @property
     def _is_of_this_machine(self) -> bool:
@@ -332,5 +345,5 @@ class LeaseRecord:
             return False
         if self._is_of_this_machine:
             return True
-        since = _unchanged_since.setdefault((self.id, self.beat), time.monotonic())
-        return time.monotonic() - since > 2 * BEAT_SECONDS
+        unchanged_since = _unchanged_since.setdefault((self.id, self.beat), time.monotonic())
+        return time.monotonic() - unchanged_since > 2 * BEAT_SECONDS

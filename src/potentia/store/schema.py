@@ -7,6 +7,7 @@ none.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -15,7 +16,7 @@ from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, 
 
 from potentia.store.records import (
     BoundedText,
-    EpochRecord,
+    EnumColumn,
     EventRecord,
     FailureRecord,
     Json,
@@ -25,11 +26,12 @@ from potentia.store.records import (
     PlainColumn,
     StudyRecord,
 )
+from potentia.values.fine_tuning import EpochResult
 from potentia.values.metric import METRIC_COLUMNS, ORIGIN_COLUMNS, ScoreColumn
 from potentia.values.provenance import Provenance
 from potentia.values.selection import ProbeResult, Selection
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 WRITE_OPTION = "potentia_write"  # execution option of a transaction that will write
 metadata = sa.MetaData()
 
@@ -38,7 +40,8 @@ _NUMBER = BigInteger().with_variant(
     Integer, "sqlite"
 )  # SQLite's own row number, PostgreSQL's bigserial
 _FLAG = Boolean(create_constraint=False)
-_TYPES: dict[Any, Any] = {
+ColumnType = type[sa.types.TypeEngine[Any]] | sa.types.TypeEngine[Any]
+_TYPES: dict[type, ColumnType] = {
     str: Text,
     int: BigInteger,
     float: NumberColumn,
@@ -46,22 +49,35 @@ _TYPES: dict[Any, Any] = {
 }  # all else is JSON
 
 
-def _make_table(name: str, *columns: Any, record: type | None = None, **options: Any) -> Table:
+def _make_table(
+    name: str, *columns: Column[Any] | Index, record: type | None = None, **options: Any
+) -> Table:
     """Return a table of these columns, and of a record's other fields; what may be None may be NULL."""
     declared = {column.name for column in columns}
-    hints = get_type_hints(record) if record is not None else {}
-    for field, hint in hints.items():
-        if field in declared or get_origin(hint) is tuple:
+    field_types = get_type_hints(record) if record is not None else {}
+    for field_name, field_type in field_types.items():
+        if field_name in declared or get_origin(field_type) is tuple:
             continue
-        kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        column_type = _TYPES.get(kinds[0], Json)
-        columns += (Column(field, column_type, nullable=NoneType in kinds),)
+        union_members = (field_type,)
+        if isinstance(field_type, UnionType):
+            union_members = get_args(field_type)
+        column_type = _column_type(union_members[0])
+        columns += (Column(field_name, column_type, nullable=NoneType in union_members),)
     return Table(name, metadata, *columns, **options)
 
 
-def _columns(kind: Any, *names: str, nullable: bool = False) -> list[Column[Any]]:
+def _column_type(value_type: Any) -> ColumnType:
+    """Return the type of a column that holds such values."""
+    if isinstance(value_type, type) and issubclass(value_type, Enum):
+        return EnumColumn(value_type)
+    return _TYPES.get(value_type, Json)
+
+
+def _make_columns(
+    column_type: ColumnType, *column_names: str, nullable: bool = False
+) -> list[Column[Any]]:
     """Return several columns of one type."""
-    return [Column(name, kind, nullable=nullable) for name in names]
+    return [Column(column_name, column_type, nullable=nullable) for column_name in column_names]
 
 
 def _fact_columns(facts: Iterable[ScoreColumn]) -> list[Column[Any]]:
@@ -71,8 +87,8 @@ def _fact_columns(facts: Iterable[ScoreColumn]) -> list[Column[Any]]:
     ]
 
 
-def _key_columns(*names: str) -> list[Column[str]]:
-    return [Column(name, Text, primary_key=True) for name in names]
+def _key_columns(*column_names: str) -> list[Column[str]]:
+    return [Column(column_name, Text, primary_key=True) for column_name in column_names]
 
 
 def _study_column(**options: Any) -> Column[str]:
@@ -81,7 +97,7 @@ def _study_column(**options: Any) -> Column[str]:
 
 
 def _cell_column() -> Column[int]:
-    """Return the cell that a row belongs to, and goes with."""
+    """Return the column of the cell that a row belongs to; the row is deleted with its cell."""
     return Column(
         "cell",
         _NUMBER,
@@ -92,7 +108,7 @@ def _cell_column() -> Column[int]:
 
 
 # What a store says of itself: where its items lie.
-settings = _make_table("settings", *_key_columns("name"), *_columns(Text, "value"))
+settings = _make_table("settings", *_key_columns("name"), *_make_columns(Text, "value"))
 schema_version = _make_table(
     "schema_version", Column("version", Integer, primary_key=True, autoincrement=False)
 )
@@ -100,7 +116,7 @@ studies = _make_table(
     "studies",
     *_key_columns("key"),
     Column("name", BoundedText, nullable=False, index=True),
-    *_columns(Text, "opened"),
+    *_make_columns(Text, "opened"),
     record=StudyRecord,
 )
 
@@ -111,10 +127,10 @@ cells = _make_table(
     Column("id", _NUMBER, primary_key=True, autoincrement=True),
     Column("key", Text, nullable=False, unique=True),
     Column("study", Text, ForeignKey("studies.key"), nullable=False),
-    *_columns(BoundedText, "model", "task", "protocol", "metric"),
-    *_columns(Text, "created"),
-    *_columns(NumberColumn, "seconds"),
-    *_columns(NumberColumn, "direct_value", "gain", nullable=True),
+    *_make_columns(BoundedText, "model", "task", "protocol", "metric"),
+    *_make_columns(Text, "created"),
+    *_make_columns(NumberColumn, "seconds"),
+    *_make_columns(NumberColumn, "direct_value", "gain", nullable=True),
     Column("item_count", Integer),  # rows of the Parquet file, NULL where the cell has none
     *_fact_columns(ORIGIN_COLUMNS),  # the origin of its scores, NULL where unknown
     Index("cells_by_model", "model", "task", "protocol"),
@@ -124,7 +140,7 @@ scores = _make_table(
     "scores",
     _cell_column(),
     *_key_columns("name"),
-    *_columns(NumberColumn, "value", "stderr", nullable=True),  # NULL is NaN: unknown
+    *_make_columns(NumberColumn, "value", "stderr", nullable=True),  # NULL is NaN: unknown
     Column("n", BigInteger, nullable=False),
     *_fact_columns(METRIC_COLUMNS),  # what it is of, NULL where unknown
     Column("seeds", Json),  # the value with every seed; NULL where there is one
@@ -168,7 +184,7 @@ epochs = _make_table(
     "epochs",
     Column("lane", Text, ForeignKey("lanes.key", ondelete="CASCADE"), primary_key=True),
     Column("epoch", Integer, primary_key=True, autoincrement=False),
-    record=EpochRecord,
+    record=EpochResult,
 )
 
 events = _make_table(
@@ -183,8 +199,8 @@ progress = _make_table(
     "progress",
     _study_column(primary_key=True),
     *_key_columns("row"),
-    *_columns(Json, "payload"),
-    *_columns(Text, "updated"),
+    *_make_columns(Json, "payload"),
+    *_make_columns(Text, "updated"),
 )
 
 # Who computes a row now (see store/leases.py), and the cells that are his meanwhile.

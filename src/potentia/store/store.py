@@ -10,19 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from potentia.errors import EmptyStoreError, NoStoreError, without_password
 from potentia.files import remove_path
 from potentia.store.adapters import Adapters
 from potentia.store.cells import Cells
 from potentia.store.database import Database
-from potentia.store.error_words import store_gone
+from potentia.store.error_translation import store_removed_error
 from potentia.store.events import Events
 from potentia.store.failures import Failures
 from potentia.store.lanes import Lanes
 from potentia.store.leases import Leases
-from potentia.store.opening import locate, prepare_store
+from potentia.store.opening import locate_store, prepare_store
 from potentia.store.provenance import CellProvenance
 from potentia.store.scores import Scores
 from potentia.store.studies import Studies
@@ -30,7 +29,7 @@ from potentia.store.waiting import wait_for
 
 
 class Store:
-    """Studies, cells and scores in SQLite (a file) or PostgreSQL (a URL); items as Parquet in a folder beside it.
+    """Studies, results and scores in SQLite (a file) or PostgreSQL (a URL); examples as Parquet in a folder beside it.
 
     Several processes may write at once. The first writer of a key wins; what is committed is whole and stays.
     """
@@ -65,27 +64,27 @@ class Store:
         Without ``create`` a store that is not there is an error. A store with ``patience`` waits so many seconds, here
         and later, while a server is away.
         """
-        store_location = locate(location)
+        store_location = locate_store(location)
         file = store_location.file
-        name = str(file)
+        store_name = str(file)
         if file is None:
-            name = without_password(store_location.url.render_as_string(hide_password=False))
+            store_name = without_password(store_location.url.render_as_string(hide_password=False))
         if file is not None and file.is_dir():
             raise NoStoreError(
-                "this is a folder", where=name, hint="give a file, for example potentia.db"
+                "this is a folder", where=store_name, hint="give a file, for example potentia.db"
             )
         if file is not None and not file.exists():
             if readonly:
                 raise NoStoreError(
                     "there is no such store",
-                    where=name,
+                    where=store_name,
                     hint="check the path, or run a study first",
                 )
             if not create:
-                raise store_gone(name)
-        prepare = partial(prepare_store, store_location, name, readonly=readonly)
+                raise store_removed_error(store_name)
+        prepare = partial(prepare_store, store_location, store_name, readonly=readonly)
         engine, items_folder = wait_for(prepare, patience)
-        database = Database(engine, name, items_folder)
+        database = Database(engine, store_name, items_folder)
         database.patience = patience
         if file is not None and not readonly:
             database.watch_file(file)
@@ -94,7 +93,7 @@ class Store:
     @classmethod
     def find(cls, location: str | Path, *, patience: float = 0.0) -> Store | None:
         """Open a store to read it; None where nothing was stored yet. Creates and changes nothing."""
-        file = locate(location).file
+        file = locate_store(location).file
         if file is not None and not file.is_dir():
             is_empty = not file.exists() or file.stat().st_size == 0
             if is_empty:
@@ -104,7 +103,7 @@ class Store:
         except EmptyStoreError:
             return None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[[str], Store], tuple[str]]:
         return partial(Store.open, readonly=self._readonly), (self._opened_as,)
 
     def __enter__(self) -> Store:
@@ -134,7 +133,7 @@ class Store:
 
     @property
     def lanes_folder(self) -> Path:
-        """Where running fine-tunings save what a resumed row needs."""
+        """Where running fine-tunings save what a resumed model's job needs."""
         return self.database.lanes_folder
 
     @property
@@ -161,15 +160,15 @@ class Store:
         self.database.stop = stop
 
     def remove_partial_files(self) -> None:
-        """Remove what killed writers left half written of cells that have been committed since."""
+        """Remove what killed writers left half written of results that have been committed since."""
         partial_files = [
             *self.items_folder.glob("*/.*.tmp"),
             *self.adapters_folder.glob(".*.tmp"),
         ]
         if not partial_files:
             return
-        key_of_file = {path: path.name.lstrip(".").split(".")[0] for path in partial_files}
-        committed = self.cells.read_names(list(dict.fromkeys(key_of_file.values())))
-        for path, key in key_of_file.items():
-            if key in committed:
+        key_by_file = {path: path.name.lstrip(".").split(".")[0] for path in partial_files}
+        committed_keys = self.cells.read_names(list(dict.fromkeys(key_by_file.values())))
+        for path, cell_key in key_by_file.items():
+            if cell_key in committed_keys:
                 remove_path(path)

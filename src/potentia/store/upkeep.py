@@ -18,13 +18,12 @@ import sqlalchemy as sa
 
 from potentia.errors import InputError, StoreError
 from potentia.files import remove_path, write_file
-from potentia.store import schema as s
+from potentia.store import schema
 from potentia.store.database import split_keys
 from potentia.store.items import items_path
 from potentia.store.records import StudyRecord
 from potentia.store.store import Store
-
-SHORTEST_KEY = 6  # characters of a key that are taken for one
+from potentia.store.studies import choose_study
 
 
 class ProblemKind(StrEnum):
@@ -60,24 +59,33 @@ def check_store(store: Store) -> list[Problem]:
     item_files = {items_path(store.items_folder, row.key) for row in cell_rows}
     for path in sorted(store.items_folder.glob("*/*")):
         if path not in item_files:
-            problems.append(Problem(ProblemKind.STRAY_FILE, "belongs to no cell", path=path))
+            problems.append(Problem(ProblemKind.STRAY_FILE, "belongs to no result", path=path))
     for path in sorted(store.adapters_folder.glob(".*.tmp")):
         problems.append(Problem(ProblemKind.STRAY_FILE, "half written", path=path))
-    description = "lanes of a run that did not end; the same run would go on from them"
+    description = "fine-tunings of a run that was stopped; the same command resumes from them"
     for path in sorted(store.lanes_folder.glob("*")):
         problems.append(Problem(ProblemKind.LANES, description, path=path))
     return problems
 
 
-def _read_cell_rows(connection: sa.Connection) -> list[Any]:
+def _read_cell_rows(connection: sa.Connection) -> list[sa.Row[*tuple[Any, ...]]]:
     """Return the names of every cell, and whether it has its main score and its provenance."""
-    c = s.cells.c
-    is_main = sa.and_(s.scores.c.cell == c.id, s.scores.c.name == c.metric)
-    is_whole = sa.and_(s.scores.c.cell.is_not(None), s.provenances.c.cell.is_not(None))
-    query = sa.select(c.key, c.model, c.task, c.protocol, c.item_count, is_whole.label("is_whole"))
-    query = query.outerjoin_from(s.cells, s.scores, is_main)
-    query = query.outerjoin(s.provenances, s.provenances.c.cell == c.id)
-    return list(connection.execute(query.order_by(c.id)).all())
+    cell_columns = schema.cells.c
+    is_main = sa.and_(
+        schema.scores.c.cell == cell_columns.id, schema.scores.c.name == cell_columns.metric
+    )
+    is_whole = sa.and_(schema.scores.c.cell.is_not(None), schema.provenances.c.cell.is_not(None))
+    query = sa.select(
+        cell_columns.key,
+        cell_columns.model,
+        cell_columns.task,
+        cell_columns.protocol,
+        cell_columns.item_count,
+        is_whole.label("is_whole"),
+    )
+    query = query.outerjoin_from(schema.cells, schema.scores, is_main)
+    query = query.outerjoin(schema.provenances, schema.provenances.c.cell == cell_columns.id)
+    return list(connection.execute(query.order_by(cell_columns.id)).all())
 
 
 def _find_inconsistencies(connection: sa.Connection) -> list[str]:
@@ -92,21 +100,23 @@ def _find_inconsistencies(connection: sa.Connection) -> list[str]:
     ]
 
 
-def _check_cell(store: Store, row: Any) -> Iterator[Problem]:
-    name = f"{row.model} × {row.task} × {row.protocol}"
-    if not row.is_whole:
-        yield Problem(ProblemKind.CELL, f"{name}: its score or provenance is missing", row.key)
+def _check_cell(store: Store, cell_row: sa.Row[*tuple[Any, ...]]) -> Iterator[Problem]:
+    cell_name = f"{cell_row.model} × {cell_row.task} × {cell_row.protocol}"
+    if not cell_row.is_whole:
+        yield Problem(
+            ProblemKind.CELL, f"{cell_name}: its score or provenance is missing", cell_row.key
+        )
         return
-    if row.item_count is None:
+    if cell_row.item_count is None:
         return
     try:
-        count = len(store.cells.read_items(row.key))
+        readable_items = len(store.cells.read_items(cell_row.key))
     except StoreError as error:
-        yield Problem(ProblemKind.ITEMS, f"{name}: {error.message}", row.key)
+        yield Problem(ProblemKind.ITEMS, f"{cell_name}: {error.message}", cell_row.key)
         return
-    if count != row.item_count:
-        words = f"{name}: {count} items instead of {row.item_count}"
-        yield Problem(ProblemKind.ITEMS, words, row.key)
+    if readable_items != cell_row.item_count:
+        description = f"{cell_name}: {readable_items} examples instead of {cell_row.item_count}"
+        yield Problem(ProblemKind.ITEMS, description, cell_row.key)
 
 
 def _find_unreadable(store: Store) -> Iterator[str]:
@@ -116,23 +126,23 @@ def _find_unreadable(store: Store) -> Iterator[str]:
         "failures": store.failures.read,
     }
     try:
-        keys = [record.key for record in store.studies.read()]
+        study_keys = [record.key for record in store.studies.read()]
     except StoreError:
-        keys = []
-    for key in keys:
-        readings[f"cells of {key}"] = partial(store.cells.read, study=key)
-        readings[f"lanes of {key}"] = partial(store.lanes.read, study=key)
-        readings[f"progress of {key}"] = partial(store.events.read_progress, key)
-        readings[f"events of {key}"] = partial(store.events.read, key, limit=10**9)
-    for name, read in readings.items():
+        study_keys = []
+    for study_key in study_keys:
+        readings[f"cells of {study_key}"] = partial(store.cells.read, study=study_key)
+        readings[f"lanes of {study_key}"] = partial(store.lanes.read, study=study_key)
+        readings[f"progress of {study_key}"] = partial(store.events.read_progress, study_key)
+        readings[f"events of {study_key}"] = partial(store.events.read, study_key, limit=10**9)
+    for record_kind, read_records in readings.items():
         try:
-            read()
+            read_records()
         except (StoreError, ValueError, TypeError, KeyError) as error:
-            yield f"{name}: {error}"[:300]
+            yield f"{record_kind}: {error}"[:300]
 
 
 def repair_store(store: Store, problems: list[Problem]) -> None:
-    """Remove what belongs to no cell, and mark cells whose items are damaged: the next run replaces them.
+    """Remove what belongs to no result, and mark cells whose items are damaged: the next run replaces them.
 
     Their scores stay until then. A cell without a score or provenance has nothing to keep. Lanes stay: a run can go on
     from them. A store that is in use is not repaired.
@@ -164,66 +174,89 @@ class DeletedStudy:
     still_used: int  # that another study uses
 
 
-def find_study(store: Store, name: str) -> StudyRecord:
+def find_study(store: Store, name_or_key: str) -> StudyRecord:
     """Return the study of this name or key (or its first characters); a name that several have is refused."""
-    studies = store.studies.read()
-    matches = [study for study in studies if study.key == name]
-    if not matches:
-        matches = [study for study in studies if study.name == name]
-    if not matches and len(name) >= SHORTEST_KEY:
-        matches = [study for study in studies if study.key.startswith(name)]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        keys = ", ".join(f"{study.key[:8]} of {study.created[:10]}" for study in matches)
-        raise InputError(
-            f"{len(matches)} studies are called {name!r}",
-            where=store.where,
-            hint=f"give a key: {keys}",
-        )
-    names = ", ".join(dict.fromkeys(study.name for study in studies))
-    hint = f"there are: {names}" if names else "it is empty"
-    raise InputError(f"no study {name!r}", where=store.where, hint=hint)
+    return choose_study(store.studies.read(), name_or_key, where=store.where)
 
 
-def rename_study(store: Store, key: str, name: str) -> None:
+def rename_study(store: Store, key: str, new_name: str) -> None:
     """Give a study another name. Its key stays, so that its cells and its file find each other under both names."""
-    if not name.strip():
+    if not new_name.strip():
         raise InputError("a study needs a name")
-    is_study = s.studies.c.key == key
+    is_study = schema.studies.c.key == key
     with store.database.writing() as connection:
-        spec = connection.execute(sa.select(s.studies.c.spec).where(is_study)).scalar_one()
-        if "name" in spec:
-            spec["name"] = name
-        connection.execute(s.studies.update().where(is_study).values(name=name, spec=spec))
+        settings = connection.execute(sa.select(schema.studies.c.spec).where(is_study)).scalar_one()
+        if "name" in settings:
+            settings["name"] = new_name
+        connection.execute(
+            schema.studies.update().where(is_study).values(name=new_name, spec=settings)
+        )
 
 
 def count_shared(store: Store, key: str) -> tuple[int, int]:
     """Return how many cells are this study's alone, and how many another uses too."""
     with store.database.reading() as connection:
-        cells = _divide_cells(connection, key)
-    return len(cells.alone), len(cells.shared)
+        divided_cells = _divide_cells(connection, key)
+    return len(divided_cells.alone), len(divided_cells.shared)
 
 
 def delete_study(store: Store, key: str) -> DeletedStudy:
     """Take a study away, in one transaction, with all that no other study uses."""
     with store.database.writing() as connection:
-        query = sa.select(s.studies.c.name).where(s.studies.c.key == key)
-        name = str(connection.execute(query).scalar_one())
-        cells = _divide_cells(connection, key)
-        for number, cell in cells.shared.items():
-            own_cell = s.cells.update().where(s.cells.c.id == number, s.cells.c.study == key)
+        query = sa.select(schema.studies.c.name).where(schema.studies.c.key == key)
+        study_name = str(connection.execute(query).scalar_one())
+        divided_cells = _divide_cells(connection, key)
+        for cell_id, cell in divided_cells.shared.items():
+            own_cell = schema.cells.update().where(
+                schema.cells.c.id == cell_id, schema.cells.c.study == key
+            )
             connection.execute(own_cell.values(study=cell.heir))
-            lanes = s.lanes.update().where(s.lanes.c.cell == cell.key, s.lanes.c.study == key)
-            connection.execute(lanes.values(study=cell.heir))
-        for some_numbers in split_keys(list(cells.alone)):
-            connection.execute(s.cells.delete().where(s.cells.c.id.in_(some_numbers)))
-        connection.execute(s.studies.delete().where(s.studies.c.key == key))  # and what hangs on it
+            own_lanes = schema.lanes.update().where(
+                schema.lanes.c.cell == cell.key, schema.lanes.c.study == key
+            )
+            connection.execute(own_lanes.values(study=cell.heir))
+        for some_ids in split_keys(list(divided_cells.alone)):
+            connection.execute(schema.cells.delete().where(schema.cells.c.id.in_(some_ids)))
+        connection.execute(
+            schema.studies.delete().where(schema.studies.c.key == key)
+        )  # and what hangs on it
     # after the transaction: files without a cell harm nobody, a cell without files does
-    for cell_key in cells.alone.values():
+    for cell_key in divided_cells.alone.values():
         items_path(store.items_folder, cell_key).unlink(missing_ok=True)
         shutil.rmtree(store.adapters_folder / cell_key, ignore_errors=True)
-    return DeletedStudy(study=name, key=key, cells=len(cells.alone), still_used=len(cells.shared))
+    return DeletedStudy(
+        study=study_name,
+        key=key,
+        cells=len(divided_cells.alone),
+        still_used=len(divided_cells.shared),
+    )
+
+
+def absorb_study(store: Store, earlier_key: str, later_key: str) -> None:
+    """Let a study take over the results, learning curves and log of an earlier one, which it replaces.
+
+    Failures of the earlier study go: what still fails is recorded in the later one.
+    """
+    link_columns = schema.study_cells.c
+    progress_columns = schema.progress.c
+    own_rows = sa.select(progress_columns.row).where(progress_columns.study == later_key)
+    is_older_state = sa.and_(
+        progress_columns.study == earlier_key, progress_columns.row.in_(own_rows)
+    )
+    with store.database.writing() as connection:
+        earlier_cells = sa.select(link_columns.cell).where(link_columns.study == earlier_key)
+        links = [
+            {"study": later_key, "cell": cell_id}
+            for cell_id in connection.execute(earlier_cells).scalars()
+        ]
+        if links:
+            insert = store.database.insert_into(schema.study_cells).on_conflict_do_nothing()
+            connection.execute(insert, links)
+        connection.execute(schema.progress.delete().where(is_older_state))
+        for table in (schema.cells, schema.lanes, schema.events, schema.progress):
+            is_earlier = table.c.study == earlier_key
+            connection.execute(table.update().where(is_earlier).values(study=later_key))
+        connection.execute(schema.studies.delete().where(schema.studies.c.key == earlier_key))
 
 
 @dataclass(frozen=True)
@@ -241,17 +274,27 @@ class _DividedCells:
 
 
 def _divide_cells(connection: sa.Connection, study_key: str) -> _DividedCells:
-    c = s.cells.c
-    link = s.study_cells.c
-    linked = sa.select(link.cell).where(link.study == study_key)
-    is_of_study = sa.or_(c.study == study_key, c.id.in_(linked))
-    key_of_cell: dict[int, str] = {}
-    key_of_cell.update(connection.execute(sa.select(c.id, c.key).where(is_of_study)).all())
-    other_studies = sa.select(link.cell, sa.func.min(link.study)).where(link.study != study_key)
-    other_studies = other_studies.where(link.cell.in_(sa.select(c.id).where(is_of_study)))
-    heirs: dict[int, str] = {}
-    heirs.update(connection.execute(other_studies.group_by(link.cell)).all())
-    return _DividedCells(
-        alone={number: key for number, key in key_of_cell.items() if number not in heirs},
-        shared={n: _SharedCell(key_of_cell[n], heir) for n, heir in heirs.items()},
+    cell_columns = schema.cells.c
+    link_columns = schema.study_cells.c
+    linked_cells = sa.select(link_columns.cell).where(link_columns.study == study_key)
+    is_of_study = sa.or_(cell_columns.study == study_key, cell_columns.id.in_(linked_cells))
+    key_by_cell: dict[int, str] = {}
+    key_by_cell.update(
+        connection.execute(sa.select(cell_columns.id, cell_columns.key).where(is_of_study)).all()
     )
+    other_studies = sa.select(link_columns.cell, sa.func.min(link_columns.study)).where(
+        link_columns.study != study_key
+    )
+    other_studies = other_studies.where(
+        link_columns.cell.in_(sa.select(cell_columns.id).where(is_of_study))
+    )
+    heir_by_cell: dict[int, str] = {}
+    heir_by_cell.update(connection.execute(other_studies.group_by(link_columns.cell)).all())
+    shared_cells: dict[int, _SharedCell] = {}
+    for cell_id, heir in heir_by_cell.items():
+        shared_cells[cell_id] = _SharedCell(key_by_cell[cell_id], heir)
+    cells_alone: dict[int, str] = {}
+    for cell_id, cell_key in key_by_cell.items():
+        if cell_id not in shared_cells:
+            cells_alone[cell_id] = cell_key
+    return _DividedCells(alone=cells_alone, shared=shared_cells)

@@ -7,15 +7,16 @@ import inspect
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from potentia.errors import StoreAwayError
 
 FIRST_PAUSE = 0.2  # seconds
 LONGEST_PAUSE = 5.0
 QUIET_SECONDS = 3.0  # of waiting before anything is said
-_AT_ONCE = {"beat"}  # methods that do not wait: their caller asks again by itself
+_METHODS_WITHOUT_WAIT = {"beat"}  # their caller asks again by itself
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
 class HasPatience(Protocol):
@@ -31,23 +32,23 @@ def never_stop() -> bool:
 
 
 def wait_for(
-    act: Callable[[], Result], patience: float, stop: Callable[[], bool] = never_stop
+    operation: Callable[[], Result], patience: float, should_stop: Callable[[], bool] = never_stop
 ) -> Result:
     """Act; while the store is away try again, after pauses that grow, until the patience (seconds) ends."""
-    pause = FIRST_PAUSE
-    began: float | None = None
+    pause_seconds = FIRST_PAUSE
+    waiting_since: float | None = None
     has_warned = False
     while True:
         try:
-            return act()
+            return operation()
         except StoreAwayError as error:
             moment = time.monotonic()
-            if began is None:
-                began = moment
-            if error.waited or moment + pause > began + patience or stop():
+            if waiting_since is None:
+                waiting_since = moment
+            if error.waited or moment + pause_seconds > waiting_since + patience or should_stop():
                 error.waited = True  # the caller is not to wait again
                 raise
-            if moment - began > QUIET_SECONDS and not has_warned:
+            if moment - waiting_since > QUIET_SECONDS and not has_warned:
                 logging.getLogger("potentia").warning(
                     "%s does not answer (%s): waiting for up to %.0f s",
                     error.where,
@@ -55,8 +56,8 @@ def wait_for(
                     patience,
                 )
                 has_warned = True
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            time.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE)
 
 
 class PatientPart:
@@ -66,16 +67,24 @@ class PatientPart:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for name, method in list(vars(cls).items()):
+        for method_name, method in list(vars(cls).items()):
             is_plain = inspect.isfunction(method) and not inspect.isgeneratorfunction(method)
-            if is_plain and not name.startswith("_") and name not in _AT_ONCE:
-                setattr(cls, name, _with_waiting(method))
+            if (
+                is_plain
+                and not method_name.startswith("_")
+                and method_name not in _METHODS_WITHOUT_WAIT
+            ):
+                setattr(cls, method_name, _with_waiting(method))
 
 
-def _with_waiting(method: Callable[..., Any]) -> Callable[..., Any]:
+def _with_waiting(
+    method: Callable[Concatenate[PatientPart, Arguments], Result],
+) -> Callable[Concatenate[PatientPart, Arguments], Result]:
     @functools.wraps(method)
-    def wait_for_method(self: PatientPart, *arguments: Any, **options: Any) -> Any:
-        call = functools.partial(method, self, *arguments, **options)
-        return wait_for(call, self.database.patience, self.database.stop)
+    def wait_for_method(
+        self: PatientPart, /, *arguments: Arguments.args, **options: Arguments.kwargs
+    ) -> Result:
+        operation = functools.partial(method, self, *arguments, **options)
+        return wait_for(operation, self.database.patience, self.database.stop)
 
     return wait_for_method

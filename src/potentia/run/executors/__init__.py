@@ -18,16 +18,18 @@ def list_executors() -> list[str]:
     return [*BUILT_IN, *list_extensions(ExtensionKind.EXECUTOR)]
 
 
-def find_executor(name: str) -> type[Executor]:
+def find_executor(executor_name: str) -> type[Executor]:
     """Return the class of an executor; one that is not there, or that lacks a package, is refused."""
     executor: type[Executor]
-    if name in BUILT_IN:
-        module, class_name = BUILT_IN[name]
+    if executor_name in BUILT_IN:
+        module, class_name = BUILT_IN[executor_name]
         executor = getattr(import_module(module), class_name)
-    elif has_extension(ExtensionKind.EXECUTOR, name):
-        executor = load_extension(ExtensionKind.EXECUTOR, name)
+    elif has_extension(ExtensionKind.EXECUTOR, executor_name):
+        executor = load_extension(ExtensionKind.EXECUTOR, executor_name)
     else:
-        *names, last = list_executors()
-        raise InputError(f"no executor {name!r}", hint=f"use {', '.join(names)} or {last}")
+        *names, last_name = list_executors()
+        raise InputError(
+            f"no executor {executor_name!r}", hint=f"use {', '.join(names)} or {last_name}"
+        )
     executor.check_installed()
     return executor

@@ -67,29 +67,31 @@ class AssignmentQueue:
         self, running: Collection[Assignment] = (), preferred_models: Collection[str] = ()
     ) -> Assignment | None:
         """Return the next assignment, of the preferred models first; None while all wait for others."""
-        free = self._find_free(running)
-        if not free and self._held and self._held[0][0] <= time.monotonic():
+        startable = self._find_startable(running)
+        if not startable and self._held and self._held[0][0] <= time.monotonic():
             self._ready.append(self._held.popleft()[1])
-            free = self._find_free(running)
-        if not free:
+            startable = self._find_startable(running)
+        if not startable:
             return None
-        preferred = [assignment for assignment in free if assignment.model.name in preferred_models]
-        chosen = (preferred or free)[0]
+        preferred = [
+            assignment for assignment in startable if assignment.model.name in preferred_models
+        ]
+        chosen = (preferred or startable)[0]
         self._ready.remove(chosen)
         return chosen
 
-    def _find_free(self, running: Collection[Assignment]) -> list[Assignment]:
+    def _find_startable(self, running: Collection[Assignment]) -> list[Assignment]:
         """Return the assignments that choose from no lanes that are still to be trained."""
         untrained = set()
         for assignment in (*self.waiting, *running):
             if assignment.only_trains_lanes:
                 untrained.add((assignment.model.name, assignment.cells[0]))
-        free = []
+        startable = []
         for assignment in self._ready:
             cells = {(assignment.model.name, cell) for cell in assignment.cells}
             if assignment.only_trains_lanes or untrained.isdisjoint(cells):
-                free.append(assignment)
-        return free
+                startable.append(assignment)
+        return startable
 
     def record(self, assignment: Assignment, answer: Answer) -> None:
         """Note how an assignment ended; one that another run has waits, what went wrong is given up."""
@@ -102,10 +104,10 @@ class AssignmentQueue:
         if answer.holder:
             self._held.append((time.monotonic() + RETRY_SECONDS, assignment))
             return
-        name = assignment.model.name
-        if name in self.outcomes:
-            answer = self.outcomes[name].join(answer)
-        self.outcomes[name] = answer
+        model_name = assignment.model.name
+        if model_name in self.outcomes:
+            answer = self.outcomes[model_name].join(answer)
+        self.outcomes[model_name] = answer
 
     def clear(self) -> None:
         """Forget what waits."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
-from potentia.engine import PROOF_FOLDER, pick_device
+from potentia.engine import PROOF_FOLDER_VARIABLE, pick_device
 from potentia.run.cost import estimate_gpu_bytes, estimate_weight_bytes
 from potentia.run.executors.base import ExecutionRequest, Executor, QueueExecutor
 from potentia.run.executors.worker_processes import WorkerProcesses
@@ -78,7 +78,7 @@ class LocalExecutor(Executor):
                 outcomes = pool.run(replace(request, assignments=small))
             assignments = oversized
         if self._processes is not None:
-            self._processes.end_waiting_workers()
+            self._processes.end_spare_workers()
         model_cache = self._session.model_cache if self._session is not None else None
         return outcomes | ThisProcess(model_cache).run(replace(request, assignments=assignments))
 
@@ -146,30 +146,30 @@ class WorkerPool(QueueExecutor):
         self.gpu_sharing = GpuSharing()
         self.gpus = 0
         self.rows_per_gpu = 1
-        # workers are told where they share what checks find
-        self.check_folder = tempfile.TemporaryDirectory(
+        # the folder in which this run's workers share their proofs
+        self.proof_folder = tempfile.TemporaryDirectory(
             prefix="potentia-", ignore_cleanup_errors=True
         )
-        os.environ[PROOF_FOLDER] = self.check_folder.name
+        os.environ[PROOF_FOLDER_VARIABLE] = self.proof_folder.name
 
     def start(self, request: ExecutionRequest) -> Sequence[Assignment]:
         """Start the workers that are not there yet."""
         self._share_gpus(request.assignments)
         self._start_missing_workers()
-        self.processes.end_waiting_workers()
+        self.processes.end_spare_workers()
         return request.assignments
 
     def _share_gpus(self, assignments: Sequence[Assignment]) -> None:
         """Let workers that share a GPU compute side by side, where that works; the run's log says whether."""
-        first = assignments[0]
-        device = first.study.device
+        first_assignment = assignments[0]
+        device = first_assignment.study.device
         gpus = 0 if device in ("cpu", "spread") else count_gpus()
         self.gpus = gpus if device in ("auto", "cuda") else min(gpus, 1)
         self.rows_per_gpu = math.ceil(self.workers / self.gpus) if gpus else 1
         if self.rows_per_gpu > 1 and not self.pipes:
             self.gpu_sharing.start(self.rows_per_gpu)
-            with open_store(first.study.store) as store:
-                RunLog(store, first.run).write(
+            with open_store(first_assignment.study.store) as store:
+                RunLog(store, first_assignment.run).write(
                     "sharing",
                     rows_per_gpu=self.rows_per_gpu,
                     mps=self.gpu_sharing.is_on,
@@ -240,7 +240,7 @@ class WorkerPool(QueueExecutor):
         process = self.pipes.pop(pipe)
         del self.numbers[pipe], self.models[pipe]
         process.join()
-        self.gpu_sharing.leave()
+        self.gpu_sharing.stop_for_new_workers()
         return self.give_up(self.running[pipe], _describe_death(process.exitcode))
 
     def request_stop(self) -> None:
@@ -289,9 +289,10 @@ def choose_memory_share(
     waiting: Sequence[Assignment],
     rows_per_gpu: int,
 ) -> float:
-    """Return a row's share of a GPU's memory: by need, of what the rows there leave it and those that may still come.
+    """Return a row's share of a GPU's memory.
 
-    So that rows that run last, and are small, have all that the large ones have left.
+    It is a part of what the rows on that GPU leave free, in proportion to its need and the needs of those that may
+    still join it. So rows that run last, and are small, have all that the large ones have left.
     """
     own_need = estimate_gpu_bytes(assignment.model)
     needs = [estimate_gpu_bytes(row.model) for row in waiting]
@@ -299,7 +300,7 @@ def choose_memory_share(
         own_need = 1.0
         needs = [1.0] * len(needs)
     coming = sorted(needs, reverse=True)[: max(0, rows_per_gpu - 1 - len(neighbours))]
-    unused_share = SHARED_MEMORY - sum(other.memory_share for other in neighbours)
+    unused_share = SHARED_MEMORY - sum(neighbour.memory_share for neighbour in neighbours)
     return unused_share * own_need / (own_need + sum(coming))
 
 
@@ -308,4 +309,6 @@ def _describe_death(exit_code: int | None) -> str:
         cause = signal.Signals(-exit_code).name
     else:
         cause = f"exit code {exit_code}"
-    return f"the worker of this row died ({cause}); if the kernel killed it, memory ran out"
+    return (
+        f"the worker process of this model died ({cause}); if the kernel killed it, memory ran out"
+    )

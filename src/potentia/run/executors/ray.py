@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import re
+import socket
 import threading
 import uuid
 from collections.abc import Hashable, Iterable, Sequence
@@ -25,9 +26,11 @@ from potentia.run.executors.base import ExecutionRequest, QueueExecutor
 from potentia.run.plan import Assignment
 from potentia.run.progress import open_store
 from potentia.run.worker import Answer, answer_assignment
-from potentia.timing import repeatedly
+from potentia.timing import call_repeatedly
 
 START_SECONDS = 300  # for Ray to start, and for a cluster to answer its first question
+CONNECT_SECONDS = 30  # for the address of a cluster to take a connection
+ATTEMPT_SECONDS = 40  # that Ray takes for each attempt to reach a cluster which does not answer
 RETRIES = 3  # of a row whose worker or machine is lost
 EXTRA_BYTES = 2 * 2**30  # beside the weights: passes, adapters, the runtime itself
 MEMORY_PER_WEIGHTS = 1.5  # times the weights
@@ -35,6 +38,7 @@ FULL_SHARE = 0.9  # of a GPU's memory that weights may take where they lie on on
 FILLED_SHARE = 0.8  # of each GPU's memory where they lie on several
 SHARE_STEP = 0.05  # shares of a GPU are whole multiples of this
 _NO_RAY = "`ray status` says what the cluster does; without it: drop --executor ray"
+_ADDRESS = re.compile(r"(?:ray://)?(?P<host>[^/:]+|\[[^]]+\]):(?P<port>\d+)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -88,18 +92,19 @@ class RayExecutor(QueueExecutor):
 
     def start(self, request: ExecutionRequest) -> Sequence[Assignment]:
         """Connect to the cluster, or start one here; refuse a store that not every machine reaches."""
+        set_start_bounds()
         import ray
 
         self._ray = ray
         start_ray(ray)
-        first = request.assignments[0]
-        check_store_is_shared(ray, first)
+        first_assignment = request.assignments[0]
+        check_store_is_shared(ray, first_assignment)
         self._gpu_bytes = _ask_gpu_bytes(ray)
         self._stop_flag = ray.remote(num_cpus=0)(_StopFlag).remote()
         ask_cluster(ray, self._stop_flag.is_set.remote())
         resources = ray.cluster_resources()
-        if self._gpu_bytes is None or first.study.device == "cpu":
-            workers = int(resources.get("CPU", 1) // max(1, first.threads))
+        if self._gpu_bytes is None or first_assignment.study.device == "cpu":
+            workers = int(resources.get("CPU", 1) // max(1, first_assignment.threads))
             return request.divide(max(1, workers), "cpu")
         return request.divide(max(1, int(resources["GPU"])), "cuda")
 
@@ -149,11 +154,33 @@ class RayExecutor(QueueExecutor):
             self._ray.cancel(reference, force=False)
 
 
+def set_start_bounds() -> None:
+    """Bound how long Ray waits while it starts: it reads this when it is imported, and waits a quarter of an hour."""
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", str(START_SECONDS))
+    attempts = START_SECONDS // ATTEMPT_SECONDS
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", str(attempts))
+
+
+def check_address_answers(address: str) -> None:
+    """Refuse the address of a cluster where nobody takes a connection; Ray itself finds ``"auto"`` and ``"local"``."""
+    match = _ADDRESS.fullmatch(address.strip())
+    if match is None:
+        return
+    host = match["host"].strip("[]")
+    try:
+        socket.create_connection((host, int(match["port"])), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise PotentiaError(
+            f"no Ray cluster answers at {address}, which RAY_ADDRESS names: {error}",
+            hint="`ray start --head` starts one there; without RAY_ADDRESS, Ray starts on this machine",
+        ) from error
+
+
 def start_ray(ray: Any) -> None:
     """Connect to the cluster that Ray's settings name, or start one here, within a bound."""
     if ray.is_initialized():
         return
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", str(START_SECONDS))
+    check_address_answers(os.environ.get("RAY_ADDRESS", ""))
     try:
         ray.init(
             ignore_reinit_error=True,
@@ -187,12 +214,12 @@ def describe_ray_error(error: BaseException) -> str:
 
 def check_store_is_shared(ray: Any, assignment: Assignment) -> None:
     """Refuse a store that not every machine of the cluster reaches, and a folder of items that not all of them see."""
-    from potentia.store import locate
+    from potentia.store import locate_store
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if len(nodes) < 2:
         return
-    if locate(assignment.study.store).file is not None:
+    if locate_store(assignment.study.store).file is not None:
         raise InputError(
             "a SQLite file cannot be shared between machines",
             hint="give a PostgreSQL store: --store postgresql+psycopg://user@host/potentia?items=/shared/folder",
@@ -200,12 +227,12 @@ def check_store_is_shared(ray: Any, assignment: Assignment) -> None:
     with open_store(assignment.study.store) as store:
         folder = store.items_folder
     folder.mkdir(parents=True, exist_ok=True)
-    mark = folder / f".seen-{uuid.uuid4().hex}"
-    mark.touch()
+    mark_file = folder / f".seen-{uuid.uuid4().hex}"
+    mark_file.touch()
     try:
-        blind = _find_blind_nodes(ray, nodes, mark)
+        blind = _find_blind_nodes(ray, nodes, mark_file)
     finally:
-        mark.unlink(missing_ok=True)
+        mark_file.unlink(missing_ok=True)
     if blind:
         raise InputError(
             f"{folder} is not seen by every machine of the cluster: not by {', '.join(blind)}",
@@ -213,14 +240,14 @@ def check_store_is_shared(ray: Any, assignment: Assignment) -> None:
         )
 
 
-def _find_blind_nodes(ray: Any, nodes: Sequence[Any], mark: Path) -> list[str]:
+def _find_blind_nodes(ray: Any, nodes: Sequence[Any], mark_file: Path) -> list[str]:
     """Return the machines that do not see a file."""
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     answers = {}
     for node in nodes:
         on_node = strategy(node_id=node["NodeID"], soft=False)
         task = ray.remote(num_cpus=0, scheduling_strategy=on_node)(_file_exists)
-        answers[node["NodeManagerAddress"]] = task.remote(str(mark))
+        answers[node["NodeManagerAddress"]] = task.remote(str(mark_file))
     return [address for address, answer in answers.items() if not ask_cluster(ray, answer)]
 
 
@@ -270,5 +297,5 @@ def _run_task(assignment: Assignment, stop_flag: Any, gpu_share: float) -> Answe
             if not stop_requested.is_set() and ray.get(stop_flag.is_set.remote(), timeout=10):
                 stop_requested.set()
 
-    with repeatedly(look_at_flag, 1.0):
+    with call_repeatedly(look_at_flag, 1.0):
         return answer_assignment(assignment, stop_requested.is_set)

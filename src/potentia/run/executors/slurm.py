@@ -1,8 +1,9 @@
 """The SLURM executor: every assignment is a job of the cluster's queue, handed in by submitit.
 
 The store must be one that every machine reaches (PostgreSQL), with its items in a folder that all see; jobs and their
-logs lie in a folder beside the store's logs. What ``sbatch`` reads from the environment holds (``SBATCH_PARTITION``,
-``SBATCH_ACCOUNT``, ``SBATCH_TIMELIMIT``). Where there is no SLURM, jobs are processes of this machine.
+logs lie in a folder beside the store's logs. The environment variables that ``sbatch`` reads
+(``SBATCH_PARTITION``, ``SBATCH_ACCOUNT``, ``SBATCH_TIMELIMIT``) override what is set here. Where there is no SLURM,
+jobs are processes of this machine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from potentia.run.executors.base import ExecutionRequest, QueueExecutor
 from potentia.run.plan import Assignment
 from potentia.run.progress import open_store
 from potentia.run.worker import Answer, answer_assignment
-from potentia.timing import repeatedly
+from potentia.timing import call_repeatedly
 
 log = logging.getLogger(__name__)
 
@@ -49,23 +50,23 @@ class SlurmExecutor(QueueExecutor):
         """Make the folder of the jobs; refuse a store that not every machine reaches."""
         import submitit
 
-        from potentia.store import locate
+        from potentia.store import locate_store
 
-        first = request.assignments[0]
+        first_assignment = request.assignments[0]
         has_slurm = shutil.which("sbatch") is not None
         if not has_slurm:
-            log.warning("there is no SLURM here: rows run as processes of this machine")
-        elif locate(first.study.store).file is not None:
+            log.warning("there is no SLURM here: models run as processes of this machine")
+        elif locate_store(first_assignment.study.store).file is not None:
             raise InputError(
                 "a SQLite file cannot be shared between machines",
                 hint="give a PostgreSQL store: --store postgresql+psycopg://user@host/potentia?items=/shared/folder",
             )
-        with open_store(first.study.store) as store:
-            folder = store.logs_folder / f"{first.run}.slurm"
+        with open_store(first_assignment.study.store) as store:
+            folder = store.logs_folder / f"{first_assignment.run}.slurm"
         folder.mkdir(parents=True, exist_ok=True)
         self._stop_file = folder / "stop"
         self._jobs = submitit.AutoExecutor(folder, cluster="slurm" if has_slurm else "local")
-        device = "cpu" if first.study.device == "cpu" else "cuda"
+        device = "cpu" if first_assignment.study.device == "cpu" else "cuda"
         return request.divide(JOBS_AT_ONCE if has_slurm else request.workers, device)
 
     def submit(self, assignment: Assignment) -> Hashable:
@@ -122,5 +123,5 @@ def _run_job(assignment: Assignment, stop_file: str) -> Answer:
         if Path(stop_file).exists():
             stop_requested.set()
 
-    with repeatedly(look_for_file, 1.0):
+    with call_repeatedly(look_for_file, 1.0):
         return answer_assignment(assignment, stop_requested.is_set)

@@ -11,6 +11,8 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -59,7 +61,7 @@ class WorkerProcesses:
         # tells all of them to stop; it leaves nothing behind
         self.stop_flag = self.context.RawValue("b", False)
         self._started: list[SpawnProcess] = []
-        self._waiting: list[tuple[Connection, SpawnProcess]] = []
+        self._spare: list[tuple[Connection, SpawnProcess]] = []
         self._in_advance = in_advance
         self._study = study
 
@@ -67,7 +69,7 @@ class WorkerProcesses:
         try:
             for _ in range(self._in_advance):
                 pipe, process = self._start()
-                self._waiting.append((pipe, process))
+                self._spare.append((pipe, process))
                 pipe.send(self._study)
         except BaseException:
             self.close()
@@ -81,19 +83,21 @@ class WorkerProcesses:
         """End everyone who is still here."""
         _kill(self._started)
 
-    def end_waiting_workers(self) -> None:
+    def end_spare_workers(self) -> None:
         """End those who were not needed; they have nothing to lose."""
-        _kill([process for _, process in self._waiting])
-        self._waiting = []
+        _kill([process for _, process in self._spare])
+        self._spare = []
 
     def start_worker(
-        self, number: int, workers: int, keeps_models: bool
+        self, worker_number: int, workers: int, keeps_models: bool
     ) -> tuple[Connection, SpawnProcess]:
         """Return the pipe of a worker who waits for assignments, and its process."""
-        self._waiting = [worker for worker in self._waiting if worker[1].is_alive()]
-        pipe, process = self._waiting.pop() if self._waiting else self._start()
+        self._spare = [worker for worker in self._spare if worker[1].is_alive()]
+        pipe, process = self._spare.pop() if self._spare else self._start()
         with contextlib.suppress(ConnectionError):  # it died just now, as it may later
-            pipe.send(WorkerRole(number, workers, keeps_models, environment=dict(os.environ)))
+            pipe.send(
+                WorkerRole(worker_number, workers, keeps_models, environment=dict(os.environ))
+            )
         return pipe, process
 
     def _start(self) -> tuple[Connection, SpawnProcess]:
@@ -117,9 +121,9 @@ def estimate_worker_count(study: Study, requested: int | None = None) -> int:
     if study.device not in ("cpu", "spread"):
         gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     cores = os.cpu_count() or 1
-    count = requested or min(gpus * ROWS_PER_GPU, cores // CORES_PER_ROW)
-    count = min(count, len(study.rows()), cores - 1)
-    return count if count > 1 else 0  # one row at a time needs none
+    worker_count = requested or min(gpus * ROWS_PER_GPU, cores // CORES_PER_ROW)
+    worker_count = min(worker_count, len(study.rows()), cores - 1)
+    return worker_count if worker_count > 1 else 0  # one row at a time needs none
 
 
 def _kill(processes: Sequence[SpawnProcess]) -> None:
@@ -143,10 +147,11 @@ def _start_deaf(start: Callable[[], Any]) -> None:
 
 def _work(pipe: Connection, stop_flag: StopFlag) -> None:
     """Warm up with the study where one comes first, then serve."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # the parent decides, through the flag
+    for signal_number in STOP_SIGNALS:
+        signal.signal(signal_number, signal.SIG_IGN)  # the parent decides, through the flag
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     exit_with_parent()
+    _lock_bars_between_threads()
     os.environ |= ASK_DRIVER
     with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone, or needs nobody
         message: Study | WorkerRole = pipe.recv()
@@ -155,6 +160,17 @@ def _work(pipe: Connection, stop_flag: StopFlag) -> None:
             message = pipe.recv()
         assert isinstance(message, WorkerRole)
         _serve(pipe, stop_flag, message)
+    # everything is committed; to take torch and its friends apart would take a second of a processor
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _lock_bars_between_threads() -> None:
+    """Give progress bars no lock between processes: it would outlive a worker, and Python warns of that."""
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())
 
 
 def _warm_up(study: Study) -> None:

@@ -1,0 +1,216 @@
+"""The time that a run has left follows from its steps, long before the first of its cells ends."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import ticket_files
+from potentia.cli.progress_view import ProgressView
+from potentia.run import (
+    WORK_EVENT,
+    StudyClock,
+    StudyPlan,
+    WorkLeft,
+    describe_time_left,
+    plan_study,
+)
+from potentia.run.plan import Assignment
+from potentia.run.progress import DOCUMENTS, STEPS, RowProgress
+from potentia.store import Store
+from potentia.study import read_study
+from potentia.zoo import write_model_folders
+
+MODELS = ("birch-71k", "birch-159k")
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> StudyPlan:
+    folder = tmp_path_factory.mktemp("time-left")
+    ticket_files.write(folder / "tickets.csv", ticket_files.of_the_zoo(100))
+    write_model_folders(folder / "zoo", list(MODELS))
+    settings = {
+        "name": "left",
+        "models": [str(folder / "zoo" / name) for name in MODELS],
+        "tasks": [{"name": "tickets", "file": str(folder / "tickets.csv")}],
+        "protocols": ["direct", "train_before_test"],
+        "tuning": {"learning_rates": [1e-3, 1e-2], "epochs": 4},
+        "store": str(folder / "left.db"),
+    }
+    return plan_study(read_study(None, settings))
+
+
+def test_steps_count_before_any_cell_has_ended(plan: StudyPlan) -> None:
+    work = WorkLeft.count(plan)
+    assert work is not None
+    model = plan.rows[0].model.name
+    assert work.measure_share((), {}) == 0.0
+    steps = 2 * 4 * 10  # two rates, four epochs, 80 rows in batches of 8
+    halfway = work.measure_share((), {model: {"steps_done": steps / 2}})
+    share = work.measure_share((), {model: {"steps_done": steps}})
+    assert 0.0 < halfway < 0.5
+    assert share == pytest.approx(2 * halfway)
+    parts = {
+        "first": {"model": model, "steps_done": steps / 4},
+        "second": {"model": model, "steps_done": steps / 4},
+    }
+    assert work.measure_share((), parts) == pytest.approx(halfway)
+    names = [
+        (row.model.name, cell.task, str(cell.protocol)) for row in plan.rows for cell in row.cells
+    ]
+    assert work.measure_share(names, {}) == pytest.approx(1.0)
+
+
+def test_a_larger_model_counts_for_what_it_costs(plan: StudyPlan) -> None:
+    work = WorkLeft.count(plan)
+    assert work is not None
+    small, large = (row.model.name for row in plan.rows)
+    share_small = work.measure_share((), {small: {"steps_done": 80}})
+    share_large = work.measure_share((), {large: {"steps_done": 80}})
+    assert share_large > 1.5 * share_small
+
+
+def describe_row(
+    *, seconds: float, preparing: float = 0.0, steps_done: float = 0, **facts: object
+) -> dict[str, object]:
+    """Return the record of a row that has run for so long, and has spent some of it on preparing."""
+    began = 1_000_000.0
+    times = {"began": began, "at": began + seconds, "seconds_preparing": preparing}
+    return {**times, "steps_done": steps_done, **facts}
+
+
+def test_steps_of_an_earlier_run_are_done_but_took_no_time(plan: StudyPlan) -> None:
+    work = WorkLeft.count(plan)
+    assert work is not None
+    model = plan.rows[1].model.name
+    fresh = work.estimate_seconds((), {model: describe_row(seconds=60, steps_done=60)})
+    resumed_row = describe_row(seconds=60, steps_done=60, steps_resumed=40)
+    resumed = work.estimate_seconds((), {model: resumed_row})
+    assert fresh is not None
+    assert resumed == pytest.approx(3 * fresh, rel=0.01)
+    assert work.estimate_seconds((), {}) is None
+
+
+def test_a_long_preparation_is_no_part_of_the_pace(plan: StudyPlan) -> None:
+    """38 s of loading and 2 of 146 s of steps: the estimate is near 144 s, not near an hour."""
+    model = plan.rows[0].model.name
+    work = WorkLeft.count(plan)
+    assert work is not None
+    one_row = WorkLeft({model: work._rows[model]})
+    steps = 2 * 4 * 10
+    row = describe_row(seconds=38 + 2, preparing=38, steps_done=steps * 2 / 146)
+    seconds_left = one_row.estimate_seconds((), {model: row})
+    assert seconds_left is not None
+    share_of_training = one_row.measure_share((), {model: {"steps_done": steps}})
+    assert seconds_left == pytest.approx(146 / share_of_training - 2, rel=0.01)
+
+
+def test_models_to_come_are_prepared_once_each(plan: StudyPlan) -> None:
+    first = plan.rows[0].model.name
+    work = WorkLeft.count(plan)
+    assert work is not None
+    quick = work.estimate_seconds((), {first: describe_row(seconds=10, steps_done=40)})
+    slow = work.estimate_seconds(
+        (), {first: describe_row(seconds=110, preparing=100, steps_done=40)}
+    )
+    assert quick is not None
+    assert slow == pytest.approx(quick + 100)
+
+
+def test_examples_of_a_score_under_way_count(plan: StudyPlan) -> None:
+    work = WorkLeft.count(plan)
+    assert work is not None
+    row = plan.rows[0]
+    (direct,) = [cell for cell in row.cells if str(cell.protocol) == "direct"]
+    cell = [direct.task, "direct"]
+    half = work.measure_share((), {row.model.name: {"cell": cell, "done": 5, "total": 10}})
+    ended = work.measure_share({(row.model.name, direct.task, "direct")}, {})
+    assert 0 < half == pytest.approx(ended / 2)
+
+
+def test_steps_that_are_skipped_are_not_waited_for(plan: StudyPlan) -> None:
+    """A fine-tuning that falls behind ends early; half of the steps that are left after that are half."""
+    work = WorkLeft.count(plan)
+    assert work is not None
+    model = plan.rows[0].model.name
+    planned = {"steps_planned": 80}
+    without = work.measure_share((), {model: {"steps_done": 40, **planned}})
+    with_skipped = work.measure_share(
+        (), {model: {"steps_done": 30, "steps_skipped": 20, **planned}}
+    )
+    assert with_skipped == pytest.approx(without)
+
+
+def test_the_work_of_a_run_is_read_from_its_log(plan: StudyPlan) -> None:
+    """The board and ``status`` know how long a run has left from the store alone."""
+    work = WorkLeft.count(plan)
+    assert work is not None
+    model = plan.rows[0].model.name
+    with Store.open(plan.study.store, create=True) as store:
+        store.studies.open("left", plan.key, {})
+        clock = StudyClock(store, plan.key)
+        assert clock.estimate_seconds() is None
+        store.events.append(plan.key, WORK_EVENT, work.to_payload())
+        row = describe_row(seconds=20, steps_done=40)
+        store.events.save_progress(plan.key, model, row)
+        assert clock.estimate_seconds() == pytest.approx(work.estimate_seconds((), {model: row}))
+
+
+def test_the_view_tells_the_time_left_by_the_steps_of_all_waves(plan: StudyPlan) -> None:
+    with Store.open(plan.study.store, create=True) as store:
+        store.studies.open("left", plan.key, {})
+        view = ProgressView(plan, store)
+        assert view.seconds_left is None
+        progress = RowProgress(Assignment(plan.rows[1]), store, seconds=0.0)
+        progress.note(began=time.time() - 100.0)
+        progress.phase("tuning", total=40, unit=STEPS)
+        progress.reach(20)
+        first = view.seconds_left
+        progress.reach(40)
+        second = view.seconds_left
+        progress.phase("testing tickets", total=10, unit=DOCUMENTS)
+        progress.reach(10)
+        assert view.seconds_left == pytest.approx(second, rel=0.05)
+        progress.phase("tuning, more rates", total=40, unit=STEPS)
+        progress.reach(40)
+        third = view.seconds_left
+        assert first is not None
+        assert second is not None
+        assert third is not None
+        assert first > second > third
+        assert "left" in view.describe_state()
+
+
+@pytest.mark.parametrize(
+    ("seconds_left", "budget_left", "expected"),
+    [
+        (None, None, ""),
+        (450.0, None, "about 7:30 min left"),
+        (450.0, 68.0, "at most 1:08 min left"),
+        (None, 68.0, "at most 1:08 min left"),
+        (30.0, 68.0, "about 30 s left"),
+        (30.0, -1.0, "the budget is spent"),
+    ],
+)
+def test_the_time_left_never_goes_beyond_the_budget(
+    seconds_left: float | None, budget_left: float | None, expected: str
+) -> None:
+    assert describe_time_left(seconds_left, budget_left) == expected
+
+
+def test_the_view_of_a_selection_knows_when_its_budget_ends(plan: StudyPlan) -> None:
+    with Store.open(plan.study.store, create=True) as store:
+        store.studies.open("left", plan.key, {})
+        view = ProgressView(plan, store, budget_end=time.time() + 4000.0)
+        assert "at most 1:06 h left" in view.describe_state()
+
+
+def test_steps_that_a_row_plans_beyond_those_counted_are_still_to_come(plan: StudyPlan) -> None:
+    """A chat model is fine-tuned in two styles: twice the steps that were counted before it began."""
+    work = WorkLeft.count(plan)
+    assert work is not None
+    model = plan.rows[0].model.name
+    counted = work.measure_share((), {model: {"steps_done": 80}})
+    planned = work.measure_share((), {model: {"steps_done": 80, "steps_planned": 160}})
+    assert planned == pytest.approx(counted / 2)
