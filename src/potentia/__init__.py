@@ -8,10 +8,10 @@ The public API. Everything is loaded when first used, so that ``import potentia`
     potentia.run_study(study)                        # fine-tunes, tests, stores; resumes when run again
     evidence = potentia.read(study.store)            # or a table, or lm-eval results
     evidence.scores["train_before_test"]             # a ScoreMatrix
-    found = potentia.find_rankings(evidence)         # what `potentia analyze rankings` prints and the report shows
-    found.overall["train_before_test"].models        # best first
+    rankings = potentia.rankings(evidence)           # what `potentia analyze rankings` prints and the report shows
+    rankings.overall["train_before_test"].models     # best first
 
-Names are listed in ``potentia.api``; the rooms ``analysis``, ``engine``, ``facts`` and ``tasks`` hold the rest.
+All names are listed in ``potentia.api``. The packages ``analysis``, ``engine``, ``facts`` and ``tasks`` have the rest.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if not TYPE_CHECKING:  # a type checker would take every name for Any
 
     def __getattr__(name: str) -> Any:
         """Load a module or a public name when it is first asked for."""
-        # a module of ours: no need to load the api
+        # a module is imported directly, without loading the whole api
         if name in _ROOMS or find_spec(f"potentia.{name}") is not None:
             return import_module(f"potentia.{name}")
         if not name.startswith("_"):
-            api = import_module("potentia.api")
-            if name in api.__all__:
-                return getattr(api, name)
+            api_module = import_module("potentia.api")
+            if name in api_module.__all__:
+                return getattr(api_module, name)
         raise AttributeError(f"module 'potentia' has no attribute {name!r}")
 
 

@@ -1,7 +1,7 @@
-"""What ``import potentia`` offers, in one list.
+"""The public names of ``import potentia``, in ``__all__``; ``potentia`` loads this module when one is first used.
 
-Every analysis takes what ``potentia.read`` returns, or directly what ``potentia.read`` accepts: a store, a table, a
-folder of results, a pandas table; or matrices made in Python.
+Every analysis takes what ``potentia.read`` returns, or directly what it accepts: a store, a table, a folder of results,
+a pandas table; or matrices made in Python. Analyses are imported under private names and wrapped for that.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from potentia.analysis.benchmark import (
 from potentia.analysis.benchmark import (
     find_classification as _find_classification,
 )
+from potentia.analysis.checkpoints import StepUnit as _StepUnit
 from potentia.analysis.checkpoints import (
     Training,
     read_checkpoints,
@@ -87,11 +88,11 @@ Answer = TypeVar("Answer")
 def _with_sources(
     analyze: Callable[Concatenate[Evidence, Options], Answer],
 ) -> Callable[Concatenate[Any, Options], Answer]:
-    """Let an analysis of evidence take every source that ``read`` accepts."""
+    """Return an analysis of evidence as one that takes every source that ``read`` accepts."""
 
     @wraps(analyze)
     def analyze_source(
-        evidence: Any, *arguments: Options.args, **options: Options.kwargs
+        evidence: object, *arguments: Options.args, **options: Options.kwargs
     ) -> Answer:
         return analyze(to_evidence(evidence), *arguments, **options)
 
@@ -111,7 +112,7 @@ def rankings(source: Source, options: RankingOptions | None = None) -> Rankings:
         options: Confidence level, resamples, tasks to leave out; ``RankingOptions()`` where absent.
 
     Returns:
-        Every finding, by name in ``named()``; ``scoreboard`` is the answer, ``to_frame()`` its table.
+        Every finding, by name in ``findings_by_name()``; ``scoreboard`` is the answer, ``to_frame()`` its table.
 
     Example:
         >>> found = potentia.rankings("scores.csv")
@@ -163,7 +164,7 @@ def answers(source: Source) -> AnswerFindings:
 
     Returns:
         ``answer_bits``, the bits per byte of right answers beside accuracy; ``blind``, scores without the question;
-        ``pass_at_k`` of sampled answers; each None where the study has none.
+        ``pass_at_k`` of sampled answers; each None if the study has none.
 
     Example:
         >>> potentia.answers("potentia.db").sentences()
@@ -171,7 +172,7 @@ def answers(source: Source) -> AnswerFindings:
     return _find_answers(to_evidence(source))
 
 
-def checkpoints(source: Source, *, unit: str | None = None) -> Training:
+def checkpoints(source: Source, *, unit: _StepUnit | None = None) -> Training:
     """Say whether a pretraining run improves: the first answer of ``potentia analyze checkpoints``.
 
     Args:

@@ -1,7 +1,7 @@
-"""Potentia in a notebook or a script: one call that runs a study and holds what it found.
+"""``evaluate``: run a study from a notebook or a script, and get its scores, rankings and report.
 
-``evaluate`` is ``potentia run`` from Python: the same study, store, resume and numbers, with a progress bar that suits
-the place it is called from.
+It is ``potentia run`` from Python: the same study, store, resuming and numbers, with a progress bar that suits notebook
+or terminal.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from potentia.analysis.rankings import Rankings, Scoreboard, find_rankings
 from potentia.errors import PotentiaError
 from potentia.evidence import Evidence, read
+from potentia.extras import Extra, require_extra
 from potentia.run import RunResult, StudyPlan, plan_study, run_study
 from potentia.show import make_report, save_report
 from potentia.store import Store
 from potentia.study import Study, read_study
-from potentia.timing import repeatedly
+from potentia.timing import call_repeatedly
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,29 +31,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a study gave: its scores as a table, its findings, and its report."""
+    """What a study gave: its scores as a table, its rankings, and its report."""
 
     study: Study
     run: RunResult
 
+    def __repr__(self) -> str:
+        """Return the study and how its run ended."""
+        return f"Result({self.study!r}, {self.run!r})"
+
     @cached_property
     def evidence(self) -> Evidence:
-        """Everything that the study's store holds of it."""
+        """Everything that the store has of the study."""
         return read(self.study.store, study=self.run.study)
 
     @property
     def scores(self) -> pd.DataFrame:
         """One row per score: protocol, model, task, metric, score, stderr, n."""
-        return self.evidence.frame()
+        return self.evidence.to_frame()
 
     @cached_property
     def rankings(self) -> Rankings:
-        """Every ranking finding, as ``potentia analyze rankings`` makes them."""
+        """All findings of ``potentia analyze rankings``."""
         return find_rankings(self.evidence)
 
     @property
     def scoreboard(self) -> Scoreboard:
-        """The answer: scores, gains, ranks, and whether the first is sure."""
+        """The answer: scores, gains by fine-tuning, ranks, and whether the first place is certain."""
         return self.rankings.scoreboard
 
     def report(self, path: str | Path = "report.html") -> Path:
@@ -70,17 +75,17 @@ class Result:
 def evaluate(
     study: str | Path | Study | None = None,
     *,
-    models: Sequence[str | dict[str, Any]] | None = None,
-    tasks: Sequence[str | dict[str, Any]] | None = None,
+    models: Sequence[str | dict[str, object]] | None = None,
+    tasks: Sequence[str | dict[str, object]] | None = None,
     protocols: Sequence[str] | None = None,
     caps: Mapping[str, int] | None = None,
-    tuning: Mapping[str, Any] | None = None,
+    tuning: Mapping[str, object] | None = None,
     data_dir: str | Path | None = None,
     store: str | Path | None = None,
     device: str | None = None,
     workers: int = 1,
     progress: bool = True,
-    fields: Mapping[str, Any] | None = None,
+    fields: Mapping[str, object] | None = None,
 ) -> Result:
     """Run a study, from a file or from what is named here, and return what it found; run again, it resumes.
 
@@ -105,6 +110,7 @@ def evaluate(
         >>> result = potentia.evaluate(models=["my-model", "other"], tasks=["my.csv"], store="my.db")
         >>> result.scoreboard.headline()
     """
+    require_extra(Extra.RUN, "evaluating models")
     if not isinstance(study, Study):
         named_fields = {
             "models": models,
@@ -119,41 +125,41 @@ def evaluate(
         }
         overrides = {name: value for name, value in named_fields.items() if value is not None}
         study = read_study(study, overrides)
-    plan = plan_study(study)
+    study_plan = plan_study(study)
     watch = _show_progress_bar if progress else None
-    run = run_study(plan, workers=workers, watch=watch)
-    if run.failed:
-        warnings.warn(_describe_failures(study, run), stacklevel=2)
-    return Result(study, run)
+    run_result = run_study(study_plan, workers=workers, watch=watch)
+    if run_result.failed:
+        warnings.warn(_describe_failures(study, run_result), stacklevel=2)
+    return Result(study, run_result)
 
 
-def _describe_failures(study: Study, run: RunResult) -> str:
-    """Return the first failure's reason, how many more there are, and the command that shows them."""
-    reason = run.reasons[0]
-    if run.failed > 1:
-        reason = f"{reason} and {run.failed - 1} more"
+def _describe_failures(study: Study, run_result: RunResult) -> str:
+    """Return the reason of the first failure, how many more there are, and the command that shows them."""
+    reason = run_result.reasons[0]
+    if run_result.failed > 1:
+        reason = f"{reason} and {run_result.failed - 1} more"
     return f"{reason}; see potentia status {shlex.quote(study.store)}"
 
 
 @contextmanager
-def _show_progress_bar(plan: StudyPlan) -> Iterator[None]:
-    """Show the cells that end as a bar: a widget in a notebook, text elsewhere."""
+def _show_progress_bar(study_plan: StudyPlan) -> Iterator[None]:
+    """While the context is open, show finished cells (results) as a progress bar: a widget in a notebook, else text."""
     from tqdm.auto import tqdm
 
     from potentia.run import CellCount
 
-    cell_count = CellCount(plan)
+    cell_count = CellCount(study_plan)
     with (
-        Store.open(plan.study.store) as store,
+        Store.open(study_plan.study.store) as store,
         tqdm(
-            total=len(cell_count.asked), unit="cell", desc=plan.study.name, disable=False
+            total=len(cell_count.asked), unit="cell", desc=study_plan.study.name, disable=False
         ) as progress_bar,
     ):
-        last_event_id = store.events.read_last_id(plan.key)
+        last_event_id = store.events.read_last_id(study_plan.key)
 
         def show_new_events() -> None:
             nonlocal last_event_id
-            for event in store.events.read(plan.key, after_id=last_event_id):
+            for event in store.events.read(study_plan.key, after_id=last_event_id):
                 last_event_id = event.id
                 if not cell_count.hear(event):
                     continue
@@ -163,5 +169,5 @@ def _show_progress_bar(plan: StudyPlan) -> Iterator[None]:
                     cell_name = f"{facts['row']} × {facts['task']} × {facts['protocol']}"
                     progress_bar.set_postfix_str(cell_name)
 
-        with repeatedly(show_new_events, 0.5):
+        with call_repeatedly(show_new_events, 0.5):
             yield

@@ -28,9 +28,9 @@ def potentia(
         from potentia.cli.app import run_command_line
 
         monkeypatch.setattr(sys, "argv", ["potentia", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             run_command_line()
         spoken = capfdbinary.readouterr()
-        return Done(int(left.value.code or 0), spoken.out.decode(), spoken.err.decode())
+        return Done(int(exit_info.value.code or 0), spoken.out.decode(), spoken.err.decode())
 
     return call

@@ -43,20 +43,20 @@ def training(tmp_path):
 
 
 def test_checkpoints(capsys, training):
-    made = json.loads(
+    findings = json.loads(
         call(capsys, "analyze", "checkpoints", training, "--baseline", "direct", "--json")
     )["stability"]
-    assert {c["method"]: c["tau"]["value"] for c in made["curves"]} == {
+    assert {c["method"]: c["tau"]["value"] for c in findings["curves"]} == {
         "direct": -1.0,
         "blank_ppl": 1.0,
         "train_before_test": 1.0,
     }
-    assert {c["method"]: c["gap"] for c in made["curves"]} == {
+    assert {c["method"]: c["gap"] for c in findings["curves"]} == {
         "direct": None,
         "blank_ppl": 1000.0,
         "train_before_test": 1000.0,
     }
-    assert len(made["improvements"]) == 2
+    assert len(findings["improvements"]) == 2
     assert "Stability" in call(capsys, "analyze", "checkpoints", training, "--protocols", "direct")
 
 
@@ -66,11 +66,11 @@ def test_checkpoints_in_a_table_of_steps(capsys, training, tmp_path):
         "model,series,tokens\n"
         + "".join(f"run@{s},r,{9000 - s}\n" for s in (1000, 2000, 4000, 8000))
     )
-    made = json.loads(
+    findings = json.loads(
         call(capsys, "analyze", "checkpoints", training, "--steps", str(steps), "--json")
     )["stability"]
-    assert made["unit"] == "tokens"
-    assert {c["method"]: c["tau"]["value"] for c in made["curves"]}["blank_ppl"] == -1.0
+    assert findings["unit"] == "tokens"
+    assert {c["method"]: c["tau"]["value"] for c in findings["curves"]}["blank_ppl"] == -1.0
 
 
 def test_unknown_series_and_protocols_are_named(capsys, tmp_path, training):
@@ -144,15 +144,17 @@ def proxies(scores, truth=None, facts=None, **settings):
     result = find_proxies(
         read(scores, facts=facts), ProxyOptions(**settings), None if truth is None else read(truth)
     )
-    return {name: json.loads(json.dumps(f.to_dict())) for name, f in result.named().items()}
+    return {
+        name: json.loads(json.dumps(f.to_dict())) for name, f in result.findings_by_name().items()
+    }
 
 
 def test_proxy(capsys, world):
-    told = json.loads(call(capsys, "papers", "proxy", world, "--target", "goal", "--json"))
-    assert told == proxies(world, target="goal")
+    content = json.loads(call(capsys, "papers", "proxy", world, "--target", "goal", "--json"))
+    assert content == proxies(world, target="goal")
     out = proxies(world, target="goal", top=2)
-    kept = {p["task"] for p in out["proxies"]["proxies"] if not p["dropped"]}
-    assert kept == {"near1", "near2"}
+    kept_tasks = {p["task"] for p in out["proxies"]["proxies"] if not p["dropped"]}
+    assert kept_tasks == {"near1", "near2"}
     assert out["validation"]["trials"][0]["gain"]["value"] > 0
     assert {i["metric"] for i in out["sampling"]["indices"]} == {"pearson", "spearman", "kendall"}
 
@@ -242,10 +244,10 @@ def store(tmp_path):
     study = make_study(
         {"name": "demo", "models": models, "tasks": ["arc_easy"], "protocols": ["direct"]}
     )
-    where = tmp_path / "potentia.db"
-    with Store.open(where) as opened:
+    path = tmp_path / "potentia.db"
+    with Store.open(path) as opened:
         record = opened.studies.open("demo", "key", study.model_dump(mode="json"))
-        values = {row.name: 0.3 + 0.1 * place for place, row in enumerate(study.rows())}
+        values = {row.name: 0.3 + 0.1 * position for position, row in enumerate(study.rows())}
         opened.cells.commit_many(
             [
                 CellRecord(
@@ -260,14 +262,24 @@ def store(tmp_path):
                 for name, value in values.items()
             ]
         )
-    return str(where)
+    return str(path)
 
 
 def test_a_stores_studies_say_what_is_a_checkpoint_and_what_is_a_pair(capsys, store):
-    made = find_stability(read(store), unit="tokens")
-    assert made.unit == "tokens"
-    assert made.curves[0].series == "run"
-    assert list(made.curves[0].steps) == [1e6, 2e6, 4e6]
+    stability = find_stability(read(store), unit="tokens")
+    assert stability.unit == "tokens"
+    assert stability.curves[0].series == "run"
+    assert list(stability.curves[0].steps) == [1e6, 2e6, 4e6]
     out = json.loads(call(capsys, "analyze", "checkpoints", store, "--json"))
     assert out["consistency"]["links"][0]["pairs"] == [["b0", "c0"], ["b1", "c1"], ["b2", "c2"]]
     assert "ablation" not in out
+
+
+def test_one_run_of_three_checkpoints_is_described(capsys, tmp_path):
+    rows = [
+        ("direct", f"run@{step}", "arc_easy", score, 0.1, "true")
+        for step, score in ((100, 0.25), (200, 0.375), (300, 0.375))
+    ]
+    printed = call(capsys, "analyze", "checkpoints", table(tmp_path / "run.csv", rows))
+    assert "Stability" in printed
+    assert "no measurable improvement over 3 checkpoints" in printed

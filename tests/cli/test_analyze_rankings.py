@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -35,11 +36,12 @@ def table(tmp_path):
 def test_analyze_rankings_prints_findings_as_json(potentia, table):
     done = potentia("analyze", "rankings", table, "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    printed = json.loads(done.stdout)
     assert (
-        found["change direct train_before_test"]["mean_after"] > found["agreement direct"]["mean"]
+        printed["change direct train_before_test"]["mean_after"]
+        > printed["agreement direct"]["mean"]
     )
-    assert found["perplexity direct"]["corpora"] == ["wiki"]
+    assert printed["perplexity direct"]["corpora"] == ["wiki"]
 
 
 def test_analyze_rankings_prints_tables_and_draws(potentia, table, tmp_path):
@@ -66,16 +68,17 @@ def test_it_is_short_unless_all_is_asked_for(potentia, table):
         potentia("analyze", "rankings", table, *more).stdout for more in ([], ["--all"])
     )
     assert short.splitlines()[0] == whole.splitlines()[0] == "Mean score over 3 tasks"
-    assert short.splitlines()[1].split() == [
+    assert re.split(r"\s{2,}", short.splitlines()[1]) == [
         "rank",
         "model",
         "P(first)",
-        "direct",
-        "train-before-test",
+        "mean z",
+        "before fine-tuning",
+        "after fine-tuning",
         "gain",
     ]
     assert len(short.splitlines()) < 40 < len(whole.splitlines())
-    assert "What the tasks say together" in short
+    assert "All tasks together" in short
     assert "Aggregate ranking" not in short
 
 
@@ -130,6 +133,17 @@ def test_reproduce_prints_paper_and_ours(potentia, shared_data):
     assert round(nq["ours"], 2) == 0.74
 
 
+def test_reproduce_ends_with_what_differs(potentia, shared_data):
+    scores = shared_data / "published" / "train_before_test_scores.csv"
+    done = potentia("papers", "reproduce", "train-before-test", scores, "--quiet")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.strip().splitlines()
+    assert len(lines) < 10
+    (differing,) = (line.split()[-1] for line in lines if line.startswith("different"))
+    assert lines[-1].startswith("Different from the paper: ")
+    assert lines[-1].count(", printed ") == int(differing) > 0
+
+
 def test_items_of_a_store_give_paired_tests(potentia, tmp_path):
     from potentia.store import CellRecord, Store
     from potentia.values.metric import Metric
@@ -162,5 +176,5 @@ def test_items_of_a_store_give_paired_tests(potentia, tmp_path):
     assert paired["by_items"] == [3, 3]
     bare = find_rankings(
         read(tmp_path / "potentia.db"), RankingOptions(resamples=20, use_items=False)
-    ).named()
+    ).findings_by_name()
     assert bare["significance direct"].to_dict()["items"] == [0, 0]

@@ -36,22 +36,22 @@ def _run(*arguments: str) -> dict[str, object]:
     result = CliRunner().invoke(app, ["papers", "test-task", *arguments, "--json"])
     if result.exception:
         raise result.exception
-    found: dict[str, object] = json.loads(result.stdout)
-    return found
+    printed: dict[str, object] = json.loads(result.stdout)
+    return printed
 
 
 def test_effect_vanishes_and_emergence_moves(files: tuple[Path, Path], tmp_path: Path) -> None:
-    found = _run(
+    result = _run(
         str(files[0]),
         "--facts",
         str(files[1]),
         "--figures",
         str(tmp_path / "figures"),
     )
-    adjustment = found["mmlu-adjustment"]
+    adjustment = result["mmlu-adjustment"]
     assert adjustment["before"]["fit"]["effect"]["value"] == pytest.approx(0.1, abs=0.02)  # type: ignore[index]
     assert abs(adjustment["after"]["fit"]["effect"]["value"]) < 0.01  # type: ignore[index]
-    curve = found["mmlu-emergence"]
+    curve = result["mmlu-emergence"]
     assert curve["examples"] == [0, 640, 6400]  # type: ignore[index]
     falling = [fit["emergence"]["value"] for fit in curve["hinges"]]  # type: ignore[index]
     assert falling == sorted(falling, reverse=True)
@@ -62,9 +62,13 @@ def test_few_models_have_an_effect_but_no_curve_of_emergence(files: tuple[Path, 
     header, *lines = files[0].read_text().splitlines()
     few = [line for line in lines if int(line.split(",")[1][1:]) < 14]
     files[0].write_text("\n".join([header, *few]))
-    found = _run(str(files[0]), "--facts", str(files[1]))
-    assert "mmlu-adjustment" in found
-    assert "mmlu-emergence" not in found
+    result = _run(str(files[0]), "--facts", str(files[1]))
+    assert "mmlu-adjustment" in result
+    assert "mmlu-emergence" not in result
+    arguments = ["papers", "test-task", str(files[0]), "--facts", str(files[1])]
+    printed = CliRunner().invoke(app, arguments)
+    reason = "no emergence curve: it needs 8 models outside the group, here: 7"
+    assert reason in " ".join(printed.output.split())
 
 
 @pytest.mark.parametrize(
@@ -86,3 +90,17 @@ def test_bad_input_names_the_fix(files: tuple[Path, Path], extra: list[str], mes
 def test_models_without_facts_are_named(files: tuple[Path, Path]) -> None:
     with pytest.raises(InputError, match="known compute"):
         _run(str(files[0]))
+
+
+def test_copies_are_answered_first_and_single_tasks_stay_in_json(tmp_path: Path) -> None:
+    source = str(Path(__file__).parents[2] / "examples" / "real-models.csv")
+    result = CliRunner().invoke(app, ["papers", "test-task", source])
+    assert result.exit_code == 0, result.output
+    printed = result.stdout
+    assert (
+        "score 13.5 points more than their originals on these tasks before fine-tuning" in printed
+    )
+    assert "0.1 points less after it (95 % interval −1.4 to +1.1)" in printed
+    assert "arc_easy: gain" not in printed
+    assert result.stderr.count("no training date known") == 1  # once, not for every task
+    assert "arc_easy-gain" in _run(source)

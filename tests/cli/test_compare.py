@@ -76,17 +76,17 @@ def test_the_command_shows_documents(potentia, store):
     done = potentia(
         "compare", "alpha-7b", "beta", store, "--tasks", "piqa", "--items", "2", "--json"
     )
-    found = json.loads(done.stdout)
-    pair = found["tasks"]
+    printed = json.loads(done.stdout)
+    pair = printed["tasks"]
     assert {part["task"] for part in pair} == {"piqa"}
-    shown = found["items"]
-    assert len(shown) == sum(
+    printed_items = printed["items"]
+    assert len(printed_items) == sum(
         min(2, len(p[side])) for p in pair for side in ("first_only", "second_only")
     )
-    for document in shown:
-        said = document["first"] if document["right"] == ALPHA else document["second"]
-        other = document["second"] if document["right"] == ALPHA else document["first"]
-        assert said == document["gold"] != other
+    for document in printed_items:
+        right_answer = document["first"] if document["right"] == ALPHA else document["second"]
+        wrong_answer = document["second"] if document["right"] == ALPHA else document["first"]
+        assert right_answer == document["gold"] != wrong_answer
     assert (
         "only one of the two gets right"
         in potentia("compare", "alpha", "beta", store, "--items", "1").stdout

@@ -62,4 +62,4 @@ def test_a_price_that_is_none_is_refused(world: Path) -> None:
     words += ["--store", world / "n.db", "--device", "cpu", "--set", "price=cheap"]
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code != 0
-    assert "a price of 'cheap'" in str(result.exception)
+    assert "'cheap' is no price" in str(result.exception)

@@ -34,5 +34,5 @@ def test_every_door_gives_the_same_answer(tmp_path, potentia):
     if board.ranking.is_first_certain:
         assert lead.first == board.first
         assert lead.chance >= CLAIM_PROBABILITY
-    found = json.loads(potentia("compare", board.first, second, store, "--json").stdout)
-    assert found["leads"][str(board.protocol)]["chance"] == pytest.approx(lead.chance)
+    result = json.loads(potentia("compare", board.first, second, store, "--json").stdout)
+    assert result["leads"][str(board.protocol)]["chance"] == pytest.approx(lead.chance)

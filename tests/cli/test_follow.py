@@ -13,14 +13,15 @@ from made_store import make_store
 from potentia.cli.stores import running_rows_table
 from potentia.run import read_store_status
 from potentia.store import Store
+from speed import PATIENCE
 
 POTENTIA = str(Path(sys.executable).with_name("potentia"))
 
 
 def test_a_store_is_followed_until_interrupted(tmp_path: Path):
-    where = make_store(tmp_path / "made.db")
+    path = make_store(tmp_path / "made.db")
     process = subprocess.Popen(
-        [POTENTIA, "status", str(where), "--watch", "--json"],
+        [POTENTIA, "status", str(path), "--watch", "--json"],
         stdout=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(
@@ -31,10 +32,10 @@ def test_a_store_is_followed_until_interrupted(tmp_path: Path):
     try:
         first = json.loads(process.stdout.readline())
         assert (first["failed"], first["running"]) == (
-            read_store_status(str(where))["studies"][0]["failed"],
+            read_store_status(str(path))["studies"][0]["failed"],
             0,
         )
-        with Store.open(where) as store:
+        with Store.open(path) as store:
             store.events.save_progress(
                 first["key"],
                 "a [/model]",
@@ -44,11 +45,11 @@ def test_a_store_is_followed_until_interrupted(tmp_path: Path):
         assert second == {**first, "running": 1}
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=300) == 0
-    assert running_rows_table(read_store_status(str(where))).rows[0][1:4] == (
+        assert process.wait(timeout=PATIENCE) == 0
+    assert running_rows_table(read_store_status(str(path))).rows[0][1:4] == (
         "a [/model]",
         "direct x",
         "2/5",
     )
-    shown = subprocess.run([POTENTIA, "status", str(where)], capture_output=True, text=True)
-    assert "a [/model]" in shown.stdout
+    result = subprocess.run([POTENTIA, "status", str(path)], capture_output=True, text=True)
+    assert "a [/model]" in result.stdout

@@ -36,11 +36,11 @@ def parsed(arguments: str | list[str]) -> tuple[list[str], dict[str, object]]:
         command, rest = command.commands[rest[0]], rest[1:]
     context = command.make_context("x", rest, resilient_parsing=True)
     own = next(p.name for p in command.params if p.param_type_name == "argument")
-    given = {
+    options = {
         name: list(v) if isinstance(v, (list, tuple)) else v for name, v in context.params.items()
     }
-    sources = given[own] if isinstance(given[own], list) else [given[own]]
-    return [str(source) for source in sources if source is not None], given
+    sources = options[own] if isinstance(options[own], list) else [options[own]]
+    return [str(source) for source in sources if source is not None], options
 
 
 @pytest.mark.parametrize(
@@ -56,46 +56,46 @@ def parsed(arguments: str | list[str]) -> tuple[list[str], dict[str, object]]:
     ],
 )
 def test_a_source_stands_where_one_likes(line: str):
-    sources, given = parsed(line)
+    sources, options = parsed(line)
     assert sources == ["scores.csv"]
-    assert given["tasks"] == ["x", "y"]
+    assert options["tasks"] == ["x", "y"]
 
 
 @pytest.mark.parametrize("flag", ["--protocol", "--protocols"])
 def test_every_name_of_an_option_takes_several(flag: str):
-    sources, given = parsed(f"analyze rankings {flag} direct adjust scores.csv")
-    assert (sources, next(given[k] for k in given if k.startswith("protocol"))) == (
+    sources, options = parsed(f"analyze rankings {flag} direct adjust scores.csv")
+    assert (sources, next(options[k] for k in options if k.startswith("protocol"))) == (
         ["scores.csv"],
         ["direct", "adjust"],
     )
-    sources, given = parsed(f"analyze rankings scores.csv {flag} direct adjust")
-    assert (sources, next(given[k] for k in given if k.startswith("protocol"))) == (
+    sources, options = parsed(f"analyze rankings scores.csv {flag} direct adjust")
+    assert (sources, next(options[k] for k in options if k.startswith("protocol"))) == (
         ["scores.csv"],
         ["direct", "adjust"],
     )
 
 
 def test_several_sources_may_come_last():
-    sources, given = parsed("analyze rankings --tasks x boolq scores.csv more.csv")
-    assert (sources, given["tasks"]) == (["scores.csv", "more.csv"], ["x", "boolq"])
+    sources, options = parsed("analyze rankings --tasks x boolq scores.csv more.csv")
+    assert (sources, options["tasks"]) == (["scores.csv", "more.csv"], ["x", "boolq"])
     sources, _ = parsed("analyze rankings --tasks x postgresql+psycopg://me@host/name")
     assert sources == ["postgresql+psycopg://me@host/name"]
 
 
 def test_after_a_source_all_values_are_the_flags():
     """A benchmark stays one, although a folder has its name."""
-    sources, given = parsed("analyze rankings scores.csv --tasks x boolq")
-    assert (sources, given["tasks"]) == (["scores.csv"], ["x", "boolq"])
+    sources, options = parsed("analyze rankings scores.csv --tasks x boolq")
+    assert (sources, options["tasks"]) == (["scores.csv"], ["x", "boolq"])
 
 
 def test_a_source_that_is_not_there_is_told_by_its_name():
-    sources, given = parsed("analyze rankings --tasks x y nowhere.csv")
-    assert (sources, given["tasks"]) == (["nowhere.csv"], ["x", "y"])
+    sources, options = parsed("analyze rankings --tasks x y nowhere.csv")
+    assert (sources, options["tasks"]) == (["nowhere.csv"], ["x", "y"])
 
 
 def test_a_flag_keeps_at_least_one_value():
-    sources, given = parsed("analyze rankings --tasks scores.csv")
-    assert (sources, given["tasks"]) == (["potentia.db"], ["scores.csv"])
+    sources, options = parsed("analyze rankings --tasks scores.csv")
+    assert (sources, options["tasks"]) == (["potentia.db"], ["scores.csv"])
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_a_flag_keeps_at_least_one_value():
     ],
 )
 def test_models_and_tasks_of_a_run_may_be_files(line: str, study: list[str], tasks: list[str]):
-    sources, given = parsed(line)
-    assert (sources, given["tasks"]) == (study, tasks)
+    sources, options = parsed(line)
+    assert (sources, options["tasks"]) == (study, tasks)
 
 
 def test_a_model_in_a_folder_is_not_the_file_of_a_new_study():
-    file, given = parsed("run --save new.yaml --models ./m boolq --tasks arc_easy")
-    assert (file, given["models"]) == ([], ["./m", "boolq"])
+    file, options = parsed("run --save new.yaml --models ./m boolq --tasks arc_easy")
+    assert (file, options["models"]) == ([], ["./m", "boolq"])
 
 
 def test_every_option_of_several_values_takes_them():
@@ -138,8 +138,8 @@ def test_every_option_of_several_values_takes_them():
                 for arguments in (["scores.csv", flag, *values], [flag, *values, "scores.csv"]):
                     if flag in FLAGS_WITH_FILES.get(path[0], ()) and arguments[-1] == "scores.csv":
                         continue  # their own values may be files
-                    sources, given = parsed([*path, *arguments])
-                    assert (sources, given[option.name]) == (["scores.csv"], values), (
+                    sources, options = parsed([*path, *arguments])
+                    assert (sources, options[option.name]) == (["scores.csv"], values), (
                         path,
                         arguments,
                     )

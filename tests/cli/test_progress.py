@@ -29,22 +29,22 @@ from tiny import save_model, save_questions
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Two models, one whose weights are cut off, one without a tokenizer, one that needs a package; two tasks."""
-    place = tmp_path_factory.mktemp("progress")
+    data_folder = tmp_path_factory.mktemp("progress")
     for k, name in enumerate(("one", "two")):
-        save_model(place / name, seed=k)
+        save_model(data_folder / name, seed=k)
     for name in ("cut", "mute", "packed"):
-        shutil.copytree(place / "one", place / name)
-    weights = place / "cut" / "model.safetensors"
+        shutil.copytree(data_folder / "one", data_folder / name)
+    weights = data_folder / "cut" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    for file in (place / "mute").glob("token*"):
+    for file in (data_folder / "mute").glob("token*"):
         file.unlink()
-    config = json.loads((place / "packed" / "config.json").read_text())
-    (place / "packed" / "config.json").write_text(
+    config = json.loads((data_folder / "packed" / "config.json").read_text())
+    (data_folder / "packed" / "config.json").write_text(
         json.dumps({**config, "quantization_config": {"quant_method": "aqlm"}})
     )
     for k, name in enumerate(("x", "y")):
-        save_questions(place / f"{name}.jsonl", seed=k)
-    return place
+        save_questions(data_folder / f"{name}.jsonl", seed=k)
+    return data_folder
 
 
 def study_of(folder: Path, store: Path, *models: str):
@@ -71,8 +71,8 @@ def test_a_failing_model_is_one_message_and_the_others_go_on(folder, tmp_path, p
     assert re.findall(r"\[(\d)/4\] .*one", done.stderr) == ["3", "4"]
     assert "it/s" not in done.stderr, "a bar of another library"
     assert "Mean acc" in done.stdout
-    told = potentia("status", tmp_path / "p.db").stdout
-    assert re.search(r"cut +2 results +\w+", told)
+    result = potentia("status", tmp_path / "p.db").stdout
+    assert re.search(r"cut +2 results +\w+", result)
 
 
 def test_on_a_resume_the_whole_study_is_counted(folder, tmp_path):
@@ -99,7 +99,7 @@ def test_more_events_than_cells_never_go_below_nothing_left(folder, tmp_path):
             )
         lines = view.collect_news()
         assert len(lines) == 2, "each cell once"
-        assert "0.5000 ± 0.1960" in lines[0], "± is the half of a 95 % interval"
+        assert "0.500 ± 0.1960" in lines[0], "± is the half of a 95 % interval"
         assert (view.ended_cells, view.total_cells, view.seconds_left) == (2, 2, 0.0)
         name, board = (
             plan.rows[0].model.name,
@@ -145,12 +145,14 @@ def test_without_a_terminal_a_line_comes_though_no_cell_ends(folder, tmp_path):
         store.studies.open("progress", plan.key, {})
         name = plan.rows[0].model.name
         with watch_study(plan, Console(file=spoken), quiet_seconds=0.1):
-            RowProgress(Assignment(plan.rows[0]), store).phase("direct x.jsonl", total=40)
+            RowProgress(Assignment(plan.rows[0]), store).phase(
+                "scoring x.jsonl before fine-tuning", total=40
+            )
             time.sleep(0.5)
     lines = spoken.getvalue().splitlines()
     assert len(lines) >= 2
     assert lines[-1].startswith("0/4 results · ")
-    assert lines[-1].endswith(f"{name}: direct x.jsonl 0 of 40")
+    assert lines[-1].endswith(f" {Path(name).name}: scoring x.jsonl before fine-tuning 0 of 40")
 
 
 def test_after_a_stop_nothing_runs(folder, tmp_path):

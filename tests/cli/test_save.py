@@ -25,7 +25,7 @@ def save(*arguments: str) -> str:
 
 def test_flags_make_a_study_that_can_be_read(tmp_path: Path) -> None:
     out = tmp_path / "s.yaml"
-    told = save(
+    result = save(
         str(out),
         "--models",
         "org/a",
@@ -39,9 +39,9 @@ def test_flags_make_a_study_that_can_be_read(tmp_path: Path) -> None:
     study = read_study(out)
     assert [m.name for m in study.models] == ["org/a", "org/b"]
     assert ([t.name for t in study.tasks], study.protocols) == (["arc_easy"], ("few_shot:5",))
-    assert f"potentia run {out}" in told
+    assert f"potentia run {out}" in result
     assert "recipe: fair" in out.read_text()
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="exists already"):
         save(str(out), "--models", "m", "--tasks", "arc_easy")
 
 
@@ -60,7 +60,7 @@ def test_columns_of_ones_own_data_are_guessed_and_the_study_plans(tmp_path: Path
         "caps.train=400",
     )
     study = read_study(out, {"store": str(tmp_path / "s.db")})
-    assert study.tasks[0].columns.given() == {
+    assert study.tasks[0].columns.list_stated() == {
         "question": "Query",
         "choices": "Options",
         "answer": "Label",

@@ -91,7 +91,7 @@ def test_an_export_goes_to_standard_output(potentia, scores):
     assert {row["model"] for row in rows} == {LONG, "b", "c"}
     assert "→" not in done.stdout
     assert potentia("export", scores, "-o", "-", "--to", "markdown").stdout.startswith(
-        "### direct\n"
+        "### before fine-tuning\n"
     )
     assert potentia("export", scores, "-o", "-", "--to", "lm-eval").returncode == 2
     assert not Path("-").exists()
@@ -136,11 +136,11 @@ def test_an_interrupt_that_a_library_wrapped_is_one(potentia, monkeypatch: pytes
             raise RuntimeError("Error calling __set_name__ on 'Field'") from error
 
     monkeypatch.setattr("potentia.run.read_store_status", wrapped)
-    kept = signal.getsignal(signal.SIGINT)
+    earlier_handler = signal.getsignal(signal.SIGINT)
     try:
         done = potentia("status", "s.db")
     finally:
-        signal.signal(signal.SIGINT, kept)
+        signal.signal(signal.SIGINT, earlier_handler)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
@@ -156,7 +156,7 @@ def test_a_library_that_panics_is_told_in_a_sentence(potentia, monkeypatch: pyte
     monkeypatch.setattr("potentia.run.read_store_status", panic)
     done = potentia("status", "s.db")
     assert done.returncode == 1
-    assert done.stderr == "error: a library broke down: regex search error\n"
+    assert done.stderr == "error: a library failed: regex search error\n"
 
 
 def test_a_bad_patience_is_told_in_a_sentence(

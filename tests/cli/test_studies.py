@@ -8,8 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from made_store import MODELS, STUDY, make_store
-from potentia.store import Store, find_study
-from potentia.store import schema as s
+from potentia.store import Store, find_study, schema
 from potentia.store.items import items_path
 
 OTHER = "fedcba9876543210fedcba9876543210"
@@ -28,9 +27,9 @@ def store(tmp_path):
 
 def test_deleting_leaves_what_another_study_uses(potentia, store):
     with Store.open(store, readonly=True) as opened:
-        kept = {cell.key: cell.score for cell in opened.cells.read(study=OTHER)}
-        gone = {cell.key for cell in opened.cells.read(study=STUDY)} - set(kept)
-        curves = {lane.key for lane in opened.lanes.read() if lane.cell in kept}
+        kept_scores = {cell.key: cell.score for cell in opened.cells.read(study=OTHER)}
+        gone = {cell.key for cell in opened.cells.read(study=STUDY)} - set(kept_scores)
+        curves = {lane.key for lane in opened.lanes.read() if lane.cell in kept_scores}
         assert 0 < len(curves) < len(opened.lanes.read())
         folder = opened.items_folder
     done = potentia("store", "delete", store, "made", "--yes")
@@ -38,22 +37,24 @@ def test_deleting_leaves_what_another_study_uses(potentia, store):
     assert "with 16 results; 6 that other studies use" in done.stdout
     with Store.open(store) as opened:
         assert [record.name for record in opened.studies.read()] == ["other"]
-        assert {cell.key: cell.score for cell in opened.cells.read()} == kept
+        assert {cell.key: cell.score for cell in opened.cells.read()} == kept_scores
         assert all(cell.study == OTHER for cell in opened.cells.read())
-        assert all(opened.cells.read_items(key) for key in kept), "their items are there"
+        assert all(opened.cells.read_items(key) for key in kept_scores), "their items are there"
         assert {lane.key for lane in opened.lanes.read()} == curves, (
             "the curve of a cell that stays, stays"
         )
         assert opened.failures.read() == []
         with opened.database.reading() as connection:
-            for table in (s.scores, s.provenances, s.study_cells):
-                left = connection.execute(
+            for table in (schema.scores, schema.provenances, schema.study_cells):
+                remaining_rows = connection.execute(
                     sa.select(sa.func.count(table.c.cell.distinct()))
                 ).scalar_one()
-                assert left == len(kept), table.name
-            assert set(connection.execute(sa.select(s.epochs.c.lane)).scalars()) == curves
+                assert remaining_rows == len(kept_scores), table.name
+            assert set(connection.execute(sa.select(schema.epochs.c.lane)).scalars()) == curves
             assert (
-                connection.execute(sa.select(sa.func.count()).select_from(s.events)).scalar_one()
+                connection.execute(
+                    sa.select(sa.func.count()).select_from(schema.events)
+                ).scalar_one()
                 == 0
             )
     assert not any(items_path(folder, key).exists() for key in gone)

@@ -38,7 +38,12 @@ def test_new_checkpoints_are_scored_until_ctrl_c(
     )
     assert done.returncode == 0, done.stderr
     with Store.open(tmp_path / "s.db", readonly=True) as store:
-        assert {cell.model for cell in store.cells.read()} == {"out@10", "out@20"}
+        (study,) = store.studies.read()
+        assert {cell.model for cell in store.cells.read(study=study.key)} == {"out@10", "out@20"}
+        finished = [
+            event.payload["row"] for event in store.events.read(study.key) if event.kind == "cell"
+        ]
+        assert finished == ["out@10", "out@20"]
     assert done.stderr.count("Waiting for new checkpoints") == 2
 
 

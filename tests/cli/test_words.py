@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -77,6 +78,18 @@ def test_singular_options_are_accepted(tmp_path: Path) -> None:
         ("run scores.csv", "potentia report scores.csv"),
         ("compare A scores.csv", "potentia compare A B scores.csv"),
         ("report", "run a study first"),
+        ("analyze benchmark scores.csv x", "hint: potentia analyze benchmark x scores.csv"),
+        ("analyze benchmark scores.csv", "hint: potentia analyze benchmark TASK scores.csv"),
+        (
+            "papers reproduce train-before-test all_results.json",
+            "notebooks/all_results.json of github.com/socialfoundations/lm-harmony"
+            " (docs/reproduce.md#get-the-score-files)",
+        ),
+        (
+            "run --checkpoints nope --tasks q",
+            "--checkpoints: nope is neither a folder nor a repository of the hub\n  hint: name",
+        ),
+        ("run --checkpoints . --tasks q", "--checkpoints: . holds no checkpoint"),
         ("run first.yaml", "potentia run --save first.yaml"),
     ],
 )
@@ -88,6 +101,12 @@ def test_a_likely_mistake_is_told_with_its_mend(
     result = CliRunner().invoke(app, line.split(), prog_name="potentia", env={"COLUMNS": "200"})
     assert result.exit_code != 0
     assert told in f"{result.output} {result.exception}"
+
+
+def test_the_help_names_the_file_that_the_readme_names() -> None:
+    line = "potentia papers reproduce train-before-test all_results.json"
+    assert line in (Path(__file__).parents[2] / "README.md").read_text()
+    assert line in shown("papers", "reproduce", "--help")
 
 
 def test_scores_stand_before_or_after_the_models(
@@ -106,3 +125,26 @@ def test_hints_quote_paths_with_spaces(tmp_path: Path) -> None:
         "run", "--save", str(study), "--models", str(tmp_path / "m"), "--tasks", "arc_easy"
     )
     assert f"potentia run {shlex.quote(str(study))}" in text
+
+
+def test_the_terminal_writes_signs_as_the_page_does(tmp_path: Path) -> None:
+    """Tables printed "-0.01" and remarks "95%" beside "−1.4" and "95 %" in the sentences below them."""
+    source = Path(__file__).resolve().parents[2] / "examples" / "real-models.csv"
+    printed = shown("papers", "test-task", str(source))
+    assert "−0.014 to +0.011" in printed
+    assert not re.search(r"(?<![\w.])-\d", printed)
+    assert not re.search(r"\d%", printed)
+    scores = ["model,arc_easy,boolq"]
+    facts = ["model,family,kind,params_b"]
+    for number, family in enumerate("abcd"):
+        for size in (1, 7):
+            scores.append(f"{family}-{size},{0.2 + number / 10},{0.3 + number / 10}")
+            facts.append(f"{family}-{size},{family},base,{size}")
+    scores += [f"run@{step},{0.2 + step / 1e5},{0.3 + step / 1e5}" for step in (1000, 2000, 4000)]
+    (tmp_path / "s.csv").write_text("\n".join(scores))
+    (tmp_path / "f.csv").write_text("\n".join(facts))
+    remarks = shown(
+        "analyze", "checkpoints", str(tmp_path / "s.csv"), "--facts", str(tmp_path / "f.csv")
+    )
+    assert "100 % of the pairs" in remarks
+    assert not re.search(r"\d%", remarks)

@@ -109,8 +109,8 @@ def test_forms_are_scored_end_to_end_with_both_judges(base_model, data_dir):
 
     names = ("gsm8k:light", "gsm8k:iclip:1", "gsm8k:instruct")
     tasks = [load(name, data_dir=data_dir) for name in names]
-    found = evaluate(Scorer(base_model), [Ask(task, "test") for task in tasks])
-    scores = {name: evaluation.scores for name, evaluation in zip(names, found, strict=True)}
+    result = evaluate(Scorer(base_model), [Ask(task, "test") for task in tasks])
+    scores = {name: evaluation.scores for name, evaluation in zip(names, result, strict=True)}
     for name in names:
         assert {"exact_match|flexible-extract", "math_verify|generated"} <= set(scores[name])
     # What it was trained on, it answers; the instruction it has never seen helps it less.

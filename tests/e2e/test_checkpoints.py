@@ -22,16 +22,16 @@ from potentia.zoo.world import vocabulary
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("pretraining")
-    kept = sorted(
+    new_folder = tmp_path_factory.mktemp("pretraining")
+    kept_files = sorted(
         (m for m in models("checkpoint") if m.base_model == "aster-159k"), key=lambda m: m.steps
     )[-3:]
-    kept = kept or sorted(models("checkpoint"), key=lambda m: m.steps)[-3:]
-    folders = write_model_folders(made / "zoo", [m.name for m in kept])
-    run = made / "my run"
+    kept_files = kept_files or sorted(models("checkpoint"), key=lambda m: m.steps)[-3:]
+    folders = write_model_folders(new_folder / "zoo", [m.name for m in kept_files])
+    run = new_folder / "my run"
     run.mkdir()
     for name, model in zip(
-        ("checkpoint-390", "step1000-tokens2B", "iter_0002000"), kept, strict=True
+        ("checkpoint-390", "step1000-tokens2B", "iter_0002000"), kept_files, strict=True
     ):
         shutil.copytree(folders[model.name], run / name)
     (run / "checkpoint-390" / "trainer_state.json").write_text(
@@ -40,13 +40,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "logs").mkdir()
     (run / "step7").mkdir()  # nothing in it to load
     names = [word for word in vocabulary() if word.isalpha()]
-    (made / "texts.jsonl").write_text(
+    (new_folder / "texts.jsonl").write_text(
         "\n".join(
             json.dumps({"question": names[i], "choices": names[90:92], "answer": i % 2})
             for i in range(60)
         )
     )
-    return made
+    return new_folder
 
 
 def test_a_folder_of_checkpoints_gives_a_curve(folder: Path) -> None:
@@ -67,8 +67,8 @@ def test_a_folder_of_checkpoints_gives_a_curve(folder: Path) -> None:
     assert f"potentia analyze checkpoints '{store}'" in result.stdout.replace("\n", "")
     evidence = potentia.read(str(store))
     assert set(evidence.models) == {"my run@390", "my run@1000", "my run@2000"}
-    told = {row.name: row.tokens for row in evidence.specs}
-    assert told == {"my run@390": 780_000, "my run@1000": 2e9, "my run@2000": None}
+    tokens_by_name = {row.name: row.tokens for row in evidence.specs}
+    assert tokens_by_name == {"my run@390": 780_000, "my run@1000": 2e9, "my run@2000": None}
     (run,) = potentia.find_training(evidence).runs
     assert run.steps.tolist() == [390, 1000, 2000]
 
@@ -103,7 +103,7 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
     for where, says in (
         (tmp_path, "have no config.json"),
         (tmp_path / "step7", "holds no checkpoint"),
-        ("x", "no folder"),
+        ("x", "not a folder|neither a folder"),
     ):
         with pytest.raises(StudyError, match=says):
             make_study(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -28,11 +29,11 @@ class Done:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("cli")
-    tiny.save_model(made / "m0")
-    tiny.save_model(made / "m1", seed=1)
-    tiny.save_questions(made / "q.jsonl")
-    return made
+    new_folder = tmp_path_factory.mktemp("cli")
+    tiny.save_model(new_folder / "m0")
+    tiny.save_model(new_folder / "m1", seed=1)
+    tiny.save_questions(new_folder / "q.jsonl")
+    return new_folder
 
 
 @pytest.fixture
@@ -48,9 +49,9 @@ def potentia(
         from potentia.cli.app import run_command_line
 
         monkeypatch.setattr(sys, "argv", ["potentia", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             run_command_line()
-        return Done(int(left.value.code or 0), *capfd.readouterr())
+        return Done(int(exit_info.value.code or 0), *capfd.readouterr())
 
     return call
 
@@ -113,14 +114,14 @@ def test_run_status_export(potentia: Potentia, folder: Path):
         "run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "direct", "--json"
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["computed"] == 1
-    (score,) = told["scores"]
-    shown = told["scoreboard"]["standings"][0]["scores"][0]
+    printed = json.loads(done.stdout)
+    assert printed["computed"] == 1
+    (score,) = printed["scores"]
+    printed_score = printed["scoreboard"]["standings"][0]["scores"][0]
     assert (score["protocol"], score["model"], score["task"]) == ("direct", "./m0", "q.jsonl")
-    assert shown["value"] == score["value"]
+    assert printed_score["value"] == score["value"]
     again = potentia("run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "direct")
-    interval = f"({shown['low']:.3f} to {shown['high']:.3f})"  # of six documents: far from even
+    interval = f"({printed_score['low']:.3f} to {printed_score['high']:.3f})"  # of six documents: far from even
     assert f"m0     {score['value']:.3f} {interval}" in again.stdout
     assert "In brackets behind a score: the 95 % interval of test noise." in again.stdout
     assert "±" not in again.stdout
@@ -148,7 +149,8 @@ def test_a_finished_run_ends_with_the_score_table(potentia: Potentia):
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[1].split() == ["rank", "model", "P(first)", "direct", "train-before-test", "gain"]
+    columns = ["rank", "model", "P(first)", "before fine-tuning", "after fine-tuning", "gain"]
+    assert re.split(r"\s{2,}", lines[1]) == columns
     assert {lines[2].split()[2], lines[3].split()[2]} == {"m0", "m1"}
     assert any("best of 2 models" in line or "tie after" in line for line in lines)
     assert not any("other tasks" in line or "choice of tasks" in line for line in lines)
@@ -217,7 +219,7 @@ def test_a_flags_path_is_relative_to_where_the_command_runs(
         (["run", "--models", "./m0", "--tasks", "no_such_task_at_all"], "no_such_task_at_all"),
         (
             ["run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "fewshot"],
-            "is no protocol",
+            "is not a protocol",
         ),
         (["tasks", "no_such_task_at_all"], "no_such_task_at_all"),
         (["export", "nowhere.db", "-o", "x.csv"], "nowhere.db"),

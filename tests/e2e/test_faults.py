@@ -21,10 +21,12 @@ def world(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[World]:
     server: postgres.Server = request.getfixturevalue("postgres_own")
-    made = World.make(tmp_path_factory.mktemp("faults"), server=server, documents=120, epochs=3)
-    made.several = False
-    yield made
-    made.close()
+    new_world = World.make(
+        tmp_path_factory.mktemp("faults"), server=server, documents=120, epochs=3
+    )
+    new_world.several = False
+    yield new_world
+    new_world.close()
 
 
 SHORT = [

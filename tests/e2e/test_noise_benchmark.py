@@ -27,8 +27,8 @@ def test_noise_is_dropped_and_a_real_benchmark_is_kept(tmp_path: Path) -> None:
         assert result.exit_code == 0, (result.output, result.exception)
         return result.stdout
 
-    why = "models hardly differ: scores differ no more than chance makes them"
-    assert f"Drop noise: {why}" in judged("noise")
-    told = json.loads(judged("real", "--json"))["benchmark"]
-    assert told["verdict"] == "keep"
-    assert told["agreement_p"] < 0.02
+    reason = "models hardly differ: scores differ no more than by chance"
+    assert f"Drop noise: {reason}" in judged("noise")
+    printed = json.loads(judged("real", "--json"))["benchmark"]
+    assert printed["verdict"] == "keep"
+    assert printed["agreement_p"] < 0.02

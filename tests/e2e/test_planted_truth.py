@@ -25,21 +25,23 @@ TASKS = ("ask", "record", "beside")
 def test_exposure_shows_before_adjustment_and_not_after(tmp_path: Path):
     invoke = CliRunner().invoke
     folder = tmp_path / "lab"
-    said = invoke(app, ["demo", "--zoo", str(folder)])
-    assert said.exit_code == 0, said.output
-    whole = read_study(folder / "adjust.yaml")
-    study = whole.model_copy(
+    text = invoke(app, ["demo", "--zoo", str(folder)])
+    assert text.exit_code == 0, text.output
+    whole_study = read_study(folder / "adjust.yaml")
+    study = whole_study.model_copy(
         update={
-            "models": tuple(model for model in whole.models if model.name in MODELS),
-            "tasks": tuple(task for task in whole.tasks if task.name in TASKS),
-            "caps": whole.caps.model_copy(update={"train": 900, "validation": 60, "test": 250}),
-            "tuning": whole.tuning.model_copy(update={"epochs": 4}),
-            "adjust": whole.adjust.model_copy(update={"at_steps": ()}),
+            "models": tuple(model for model in whole_study.models if model.name in MODELS),
+            "tasks": tuple(task for task in whole_study.tasks if task.name in TASKS),
+            "caps": whole_study.caps.model_copy(
+                update={"train": 900, "validation": 60, "test": 250}
+            ),
+            "tuning": whole_study.tuning.model_copy(update={"epochs": 4}),
+            "adjust": whole_study.adjust.model_copy(update={"at_steps": ()}),
         }
     )
     result = run_study(study)
     assert (result.computed, result.failed) == (24, 0), result.reasons
-    asked = [
+    chosen_tasks = [
         "papers",
         "test-task",
         study.store,
@@ -48,13 +50,13 @@ def test_exposure_shows_before_adjustment_and_not_after(tmp_path: Path):
         "--group",
         "exposed",
     ]
-    said = invoke(app, [*asked, "--chance", "0.25", "--json"])
-    assert said.exit_code == 0, said.output
-    found = json.loads(said.stdout)["exposure"]
+    text = invoke(app, [*chosen_tasks, "--chance", "0.25", "--json"])
+    assert text.exit_code == 0, text.output
+    exposure = json.loads(text.stdout)["exposure"]
 
-    before, after = (found[stage]["fit"]["effect"] for stage in ("before", "after"))
-    assert found["assignments"] == 4**3
-    assert found["before"]["assigned_p"] <= 2 / 64, (
+    before, after = (exposure[stage]["fit"]["effect"] for stage in ("before", "after"))
+    assert exposure["assignments"] == 4**3
+    assert exposure["before"]["assigned_p"] <= 2 / 64, (
         "hardly another way to hand out the forms gives as much"
     )
     assert before["value"] - 3 * before["stderr"] > 0.2
@@ -62,4 +64,4 @@ def test_exposure_shows_before_adjustment_and_not_after(tmp_path: Path):
         "far apart, errors included"
     )
     assert abs(after["value"]) < 2 * after["stderr"], "gone"
-    assert found["after"]["assigned_p"] > 0.1
+    assert exposure["after"]["assigned_p"] > 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import os
 import re
 import shutil
@@ -22,7 +23,9 @@ from made_store import EVIL, STUDY, make_store, tune
 from potentia.run import RunResult, run_study
 from potentia.show import write_report
 from potentia.store import Store
+from potentia.store.lanes import Lanes
 from potentia.study import make_study
+from speed import PATIENCE
 
 pytestmark = pytest.mark.browser
 POTENTIA = str(Path(sys.executable).with_name("potentia"))
@@ -56,7 +59,9 @@ def chromium() -> Iterator:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=binary, args=FLAGS)
+        browser = playwright.chromium.launch(
+            executable_path=binary, args=FLAGS, timeout=1000 * PATIENCE
+        )
         yield browser
         browser.close()
 
@@ -66,13 +71,18 @@ def watched(chromium, width: int, scheme: str) -> Iterator:
     context = chromium.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
     )
-    made = context.new_page()
+    context.set_default_timeout(1000 * PATIENCE)
+    new_page_made = context.new_page()
     trouble: list[str] = []
-    made.on("console", lambda m: trouble.append(m.text) if m.type in ("error", "warning") else None)
-    made.on("pageerror", lambda e: trouble.append(str(e)))
-    made.on("dialog", lambda d: (trouble.append(f"dialog {d.message}"), d.dismiss()))
-    made.on("request", lambda r: None if _local(r.url) else trouble.append(f"request {r.url}"))
-    yield made
+    new_page_made.on(
+        "console", lambda m: trouble.append(m.text) if m.type in ("error", "warning") else None
+    )
+    new_page_made.on("pageerror", lambda e: trouble.append(str(e)))
+    new_page_made.on("dialog", lambda d: (trouble.append(f"dialog {d.message}"), d.dismiss()))
+    new_page_made.on(
+        "request", lambda r: None if _local(r.url) else trouble.append(f"request {r.url}")
+    )
+    yield new_page_made
     assert trouble == []
     context.close()
 
@@ -97,24 +107,24 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_report(make_store(folder / "made.db"), folder / "report.html").as_uri()
 
 
-def until(page, expression: str, seconds: float = 30) -> None:
+def until(page, expression: str) -> None:
     """Wait for an expression to be true; the page's own policy forbids what Playwright's waiting would evaluate.
 
     The board loads itself anew once its findings are ready: a document that is still being read has no elements yet.
     """
     from playwright.sync_api import Error
 
-    whole = f"document.readyState !== 'loading' && ({expression})"
+    condition = f"document.readyState !== 'loading' && ({expression})"
 
     def holds() -> bool:
         try:
-            return bool(page.evaluate(whole))
+            return bool(page.evaluate(condition))
         except Error as error:  # the document went away meanwhile
             if "navigation" not in str(error):
                 raise
             return False
 
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < deadline, f"still not: {expression}"
         page.wait_for_timeout(100)
@@ -138,8 +148,8 @@ def unfold(page, *sections: str) -> None:
         page.locator(f"#{section} svg.chart").first.wait_for()
 
 
-def column(page, place: int) -> list[str]:
-    return page.locator(f"#matrix tbody tr:visible > :nth-child({place})").all_inner_texts()
+def column(page, position: int) -> list[str]:
+    return page.locator(f"#matrix tbody tr:visible > :nth-child({position})").all_inner_texts()
 
 
 def no_sideways_scroll(page) -> bool:
@@ -151,12 +161,31 @@ def no_sideways_scroll(page) -> bool:
 def serious(page) -> list[str]:
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(page).response["violations"]
+    result = Axe().run(page).response["violations"]
     return [
         f"{v['id']}: {v['help']}: {[n['target'] for n in v['nodes']][:3]}"
-        for v in found
+        for v in result
         if v["impact"] in ("serious", "critical")
     ]
+
+
+LOOP = "() => { let ones = 0; for (let k = 0; k < 1e8; k++) ones += k & 1; return ones }"
+
+
+def loading_work(page, address: str) -> float:
+    """Load a page; return the processor time of its main thread, in loops of a script (some 0.03 s each)."""
+    page.goto("about:blank")
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+
+    def thread_seconds() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return next(metric["value"] for metric in metrics if metric["name"] == "ThreadTime")
+
+    page.goto(address, wait_until="load")
+    loaded = thread_seconds()
+    page.evaluate(LOOP)
+    return loaded / (thread_seconds() - loaded)
 
 
 # --- the report ---
@@ -164,10 +193,7 @@ def serious(page) -> list[str]:
 
 def test_the_report_opens_quickly_and_fits(any_page, report: str):
     page = any_page
-    began = time.monotonic()
-    page.goto(report, wait_until="load")
-    loaded = time.monotonic() - began
-    assert loaded < 2 * float(os.environ.get("POTENTIA_SLOW_MACHINE", "2"))
+    assert loading_work(page, report) < 30
     assert page.locator("#answer .headline").inner_text()
     assert no_sideways_scroll(page)
     unfold(page, "ranks", "agreement", "evidence", "structure")
@@ -187,9 +213,9 @@ def test_the_first_screen_of_a_phone_holds_the_answer(chromium, report: str):
             box = place.bounding_box()
             assert box["y"] >= 0
             assert box["y"] + box["height"] <= 844
-        ends = page.evaluate("""() => [...document.querySelectorAll('#answer .cut')].map(n => {
-            const tail = n.lastElementChild, row = n.closest('.who').getBoundingClientRect();
-            return tail.scrollWidth <= tail.clientWidth + 1 && tail.getBoundingClientRect().right <= row.right + 1;
+        ends = page.evaluate("""() => [...document.querySelectorAll('#answer .name')].map(n => {
+            const row = n.closest('.who').getBoundingClientRect();
+            return n.scrollWidth <= n.clientWidth + 1 && n.getBoundingClientRect().right <= row.right + 1;
         })""")
         assert ends
         assert all(ends)
@@ -208,7 +234,7 @@ def test_without_a_script_there_are_tables_and_charts(chromium, report: str):
     assert rows.count() == 4
     assert re.match(r"0\.\d{3}", rows.first.locator("td.score").first.inner_text())
     page.locator(
-        "#matrix label", has_text=re.compile("^direct$")
+        "#matrix label", has_text=re.compile("^before fine-tuning$")
     ).click()  # another protocol, without a script
     assert page.locator("#matrix .view:visible table").get_attribute("data-protocol") == "direct"
     unfold(page, "agreement")
@@ -257,7 +283,10 @@ def test_every_section_is_printed_where_that_is_asked_for(page, report: str):
     )
     assert adjust == "exact", "tuned dots are printed in colour"
     assert charts.count() > 8
-    assert count_pages(page.pdf(format="A4", print_background=False)) >= 5
+    all_pages = count_pages(page.pdf(format="A4", print_background=False))
+    assert all_pages >= 5
+    page.goto(f"{report}?print=all")
+    assert count_pages(page.pdf(format="A4", print_background=False)) == all_pages
 
 
 def test_matrix_toggles_sorts_and_filters(any_page, report: str):
@@ -265,11 +294,11 @@ def test_matrix_toggles_sorts_and_filters(any_page, report: str):
     page.goto(report)
     page.locator("#scores > details > summary").click()
     first = column(page, 3)
-    page.locator("#matrix .tabs label", has_text=re.compile("^direct$")).click()
+    page.locator("#matrix .tabs label", has_text=re.compile("^before fine-tuning$")).click()
     assert column(page, 3) != first
     page.locator("#matrix .tabs label", has_text="gain").click()
     assert any(text.startswith(("+", "-", "0")) for text in column(page, 3))
-    page.locator("#matrix .tabs label", has_text="train-before-test").click()
+    page.locator("#matrix .tabs label", has_text=re.compile("^after fine-tuning$")).click()
     page.locator("#matrix .view:visible thead th.task button").first.click()
     values = [float(text.split("\n")[0]) for text in column(page, 3)]
     assert values == sorted(values, reverse=True)
@@ -334,14 +363,14 @@ def test_evidence_of_a_pair(page, report: str):
     assert EVIL in detail.inner_text()
     assert detail.locator("tbody tr").count() == 3
     signs = [
-        float(text)
+        float(text.replace("−", "-"))
         for text in detail.locator("tbody td:nth-child(2)").all_inner_texts()
         if text != "–"
     ]
     page.locator("[data-pairs=first]").select_option(label=EVIL)
     page.locator("[data-pairs=second]").select_option(label="org/alpha-7b")
     turned = [
-        float(text)
+        float(text.replace("−", "-"))
         for text in detail.locator("tbody td:nth-child(2)").all_inner_texts()
         if text != "–"
     ]
@@ -362,6 +391,15 @@ def test_drill_down_from_a_score_to_its_items(page, report: str):
     detail.locator("h3").wait_for()
     assert shown in detail.locator(".headline").inner_text()
     assert detail.locator("svg.chart path").count() >= 2
+    curve = detail.locator("svg.chart").first
+    assert "on validation" in curve.locator("text[transform]").text_content(), "the axis has a name"
+    ends = curve.evaluate("""svg => [...svg.querySelectorAll('line.error')].flatMap(line =>
+        [line.y1.baseVal.value, line.y2.baseVal.value])""")
+    ticks = curve.evaluate(
+        "svg => [...svg.querySelectorAll('line.grid')].map(line => line.y1.baseVal.value)"
+    )
+    assert min(ticks) <= min(ends)
+    assert max(ends) <= max(ticks)
     assert detail.locator(".item").count() == 10
     assert (
         "</script><script>alert(2)</script>" in detail.locator(".item .prompt").first.inner_text()
@@ -440,7 +478,7 @@ def test_nothing_serious_for_accessibility(any_page, report: str):
     unfold(page, "ranks", "agreement", "evidence", "structure")
     for section in ("scores", "predicted", "how", "cells"):
         open_section(page, section)
-    page.locator("#cells .item").first.wait_for(timeout=30_000)
+    page.locator("#cells .item").first.wait_for()
     assert serious(page) == []
 
 
@@ -453,9 +491,7 @@ def published(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> st
 @pytest.mark.shared
 def test_the_published_scores_load_quickly_and_fit(any_page, published: str):
     page = any_page
-    page.goto(published, wait_until="load")
-    loaded = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
-    assert loaded < 2000 * float(os.environ.get("POTENTIA_SLOW_MACHINE", "2"))
+    assert loading_work(page, published) < 60
     unfold(page, "ranks", "agreement", "evidence")
     assert no_sideways_scroll(page)
     assert page.locator("#matrix .view").first.locator("tbody tr").count() == 61
@@ -483,20 +519,22 @@ class Serving:
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:\d+", line)
-        assert found, line
-        self.address = found.group()
-        urllib.request.urlopen(f"{self.address}/api/studies", timeout=120).close()
+        match = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert match, line
+        self.address = match.group()
+        urllib.request.urlopen(f"{self.address}/api/studies", timeout=PATIENCE).close()
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     running = Serving(make_store(tmp_path_factory.mktemp("served") / "made.db"))
-    urllib.request.urlopen(f"{running.address}/api/studies/{STUDY}/findings", timeout=180).close()
+    urllib.request.urlopen(
+        f"{running.address}/api/studies/{STUDY}/findings", timeout=PATIENCE
+    ).close()
     yield running.address
     running.stop()
 
@@ -527,7 +565,7 @@ def test_the_board_pages_through_all_items(page, served: str):
     page.goto(f"{served}/studies/{STUDY}/scores")
     page.locator("#matrix tbody td.score a").first.click()
     page.locator("#cell-panel .item").first.wait_for()
-    assert "of 60 items" in page.locator("#cell-panel [role=status]").inner_text()
+    assert "of 60 examples" in page.locator("#cell-panel [role=status]").inner_text()
     page.get_by_role("button", name="later →").click()
     until(
         page, "document.querySelector('#cell-panel [role=status]').textContent.startsWith('11–20')"
@@ -550,24 +588,40 @@ def test_the_board_tells_who_may_be_best_as_cells_come_in(page, tmp_path: Path):
     serving = Serving(store)
     try:
         page.goto(f"{serving.address}/studies/{STUDY}")
-        until(page, "document.querySelectorAll('#outlook .rung').length === 3", 60)
-        assert "4 of 9 tuned cells" in page.locator("#outlook").inner_text()
+        until(page, "document.querySelectorAll('#outlook .rung').length === 3")
+        assert "4 of 9 fine-tuned results" in page.locator("#outlook").inner_text()
         assert serious(page) == []
         for cell in open_cells[:4]:
             tune(store, *cell, right=2)
         until(
-            page, "document.querySelector('#outlook')?.innerText.includes('8 of 9 tuned cells')", 90
+            page,
+            "document.querySelector('#outlook')?.innerText.includes('8 of 9 fine-tuned results')",
         )
     finally:
         serving.stop()
 
 
-def test_the_board_during_a_real_run(page, tmp_path: Path):
+def hold_back(monkeypatch: pytest.MonkeyPatch, *, after: int) -> threading.Event:
+    """Let a run wait, once it has saved its fine-tunings so many times, until the event that is returned is set."""
+    released, saved, save = threading.Event(), itertools.count(1), Lanes.save
+
+    def save_and_wait(self: Lanes, *arguments: object, **options: object) -> object:
+        answer = save(self, *arguments, **options)
+        if next(saved) == after:
+            assert released.wait(PATIENCE)
+        return answer
+
+    monkeypatch.setattr(Lanes, "save", save_and_wait)
+    return released
+
+
+def test_the_board_during_a_real_run(page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tiny.save_model(tmp_path / "m0", seed=0)
-    tiny.save_questions(tmp_path / "colours.jsonl", n=300)
+    tiny.save_questions(tmp_path / "colours.jsonl", n=60)
+    watched_long_enough = hold_back(monkeypatch, after=6)
     store = tmp_path / "live.db"
     Store.open(store).close()
-    tuning = {"epochs": 30, "learning_rates": [1e-3, 3e-3]}  # long enough to watch
+    tuning = {"epochs": 3, "learning_rates": [1e-3, 3e-3]}
     study = make_study(
         {
             "models": [str(tmp_path / "m0")],
@@ -582,23 +636,25 @@ def test_the_board_during_a_real_run(page, tmp_path: Path):
     serving = Serving(store)  # before the run has begun
     try:
         run.start()
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while not (keys := _studies(store)) and run.is_alive() and time.monotonic() < deadline:
             time.sleep(0.1)
         page.goto(f"{serving.address}/studies/{keys[0]}")
-        until(page, "document.querySelector('[data-live=link]').textContent === 'live'", 60)
-        until(page, "document.querySelector('[data-live=state]').classList.contains('on')", 60)
-        page.locator(".row-card").first.wait_for(timeout=60_000)
-        page.locator(".lane svg path").first.wait_for(timeout=120_000, state="attached")
-        until(page, "Number(document.getElementById('board')?.dataset.done) === 2", 180)
-        run.join(120)
+        until(page, "document.querySelector('[data-live=link]').textContent === 'live'")
+        until(page, "document.querySelector('[data-live=state]').classList.contains('on')")
+        page.locator(".row-card").first.wait_for()
+        page.locator(".lane svg path").first.wait_for(state="attached")
+        watched_long_enough.set()
+        until(page, "Number(document.getElementById('board')?.dataset.done) === 2")
+        run.join(PATIENCE)
         assert ended[0].failed == 0
-        until(page, "!document.querySelector('[data-live=state]').classList.contains('on')", 90)
-        page.locator("#answer .headline").wait_for(timeout=120_000)
+        until(page, "!document.querySelector('[data-live=state]').classList.contains('on')")
+        page.locator("#answer .headline").wait_for()
         assert serious(page) == []
     finally:
+        watched_long_enough.set()
         serving.stop()
-        run.join(120)
+        run.join(PATIENCE)
 
 
 def _studies(store: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import numpy as np
@@ -125,15 +126,26 @@ def test_scores_and_ranks_stand_side_by_side_with_their_axes(page, large: str): 
     assert page.locator("#answer .rung:visible").count() == MODELS
 
 
-def test_names_are_short_and_never_broken(page, phone, large: str):  # noqa: F811
+COPY_NAMES = """(selector) => [...document.querySelectorAll(selector)].filter(n => n.checkVisibility()).map(n => {
+    const range = document.createRange();
+    range.selectNodeContents(n);
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    return getSelection().toString();
+})"""
+
+
+def test_names_are_short_whole_and_copied_as_they_are(page, phone, large: str):  # noqa: F811
+    """Halves of a name, cut in the middle, were copied as two lines."""
     for view in (page, phone):
         view.goto(large)
-        lines = view.evaluate(
-            """() => [...document.querySelectorAll('#answer .rung .cut')]
-                .filter(n => n.offsetParent).map(n => n.getClientRects().length)"""
-        )
-        assert len(lines) > 10
-        assert set(lines) == {1}
+        view.locator("#scores > details > summary").click()
+        for selector in ("#answer .rung .name", "#matrix th.model"):
+            names = view.evaluate(COPY_NAMES, selector)
+            assert len(names) >= 10
+            assert {
+                name for name in names if not re.fullmatch(r"(Family[\w.-]+|model)", name)
+            } == set()
         assert "organisation/" not in view.locator("#answer .headline").inner_text()
 
 

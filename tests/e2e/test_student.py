@@ -40,7 +40,7 @@ def test_a_papers_table_is_read_the_right_way_round_and_comes_out_as_latex(tmp_p
     )
     lines = {line.split("  ")[0].strip(): line for line in read.splitlines()}
     assert "lower" in lines["WikiText-2 (ppl)"]
-    assert "text to predict" in lines["WikiText-2 (ppl)"]
+    assert "perplexity corpus" in lines["WikiText-2 (ppl)"]
     assert "higher" in lines["ARC-e"]
     assert "divided by 100" in lines["BoolQ (%)"]
     assert "Left out: Params" in read
@@ -65,14 +65,14 @@ def lm_eval(folder: Path, model: str, right: list[int]) -> None:
         "n-samples": {"arc_easy": {"original": n, "effective": n}},
         "model_name": model,
     }
-    place = folder / model
-    place.mkdir(parents=True)
-    (place / f"results_{stamp}.json").write_text(json.dumps(body))
+    model_folder = folder / model
+    model_folder.mkdir(parents=True)
+    (model_folder / f"results_{stamp}.json").write_text(json.dumps(body))
     samples = [
         {"doc_id": k, "doc_hash": f"{k:064x}", "filter": "none", "acc": float(v)}
         for k, v in enumerate(right)
     ]
-    (place / f"samples_arc_easy_{stamp}.jsonl").write_text(
+    (model_folder / f"samples_arc_easy_{stamp}.jsonl").write_text(
         "".join(json.dumps(s) + "\n" for s in samples)
     )
 
@@ -80,17 +80,17 @@ def lm_eval(folder: Path, model: str, right: list[int]) -> None:
 def test_samples_of_lm_eval_decide_what_scores_alone_cannot(tmp_path: Path) -> None:
     """Two models 4 points apart on 400 documents: apart by McNemar's test, not by two standard errors."""
     stream = random.Random(0)
-    one = [int(stream.random() < 0.6) for _ in range(400)]
-    two = list(one)
-    for k in [k for k, v in enumerate(one) if not v][:18]:
-        two[k] = 1
-    for k in [k for k, v in enumerate(one) if v][:2]:
-        two[k] = 0
+    first = [int(stream.random() < 0.6) for _ in range(400)]
+    second = list(first)
+    for k in [k for k, v in enumerate(first) if not v][:18]:
+        second[k] = 1
+    for k in [k for k, v in enumerate(first) if v][:2]:
+        second[k] = 0
     results = tmp_path / "results"
-    lm_eval(results, "org__one", one)
-    lm_eval(results, "org__two", two)
-    told = json.loads(command("compare", "two", "one", results, "--json")[0])
-    (task,) = told["tasks"]
+    lm_eval(results, "org__one", first)
+    lm_eval(results, "org__two", second)
+    content = json.loads(command("compare", "two", "one", results, "--json")[0])
+    (task,) = content["tasks"]
     assert task["test"] == "McNemar"
     assert task["p_value"] < 0.001
     for samples in results.rglob("samples*.jsonl"):

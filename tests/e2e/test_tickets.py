@@ -41,7 +41,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     tickets.write(data / "test.csv", rows[320:])
     (folder / "recipe.yaml").write_text(RECIPE)
     models = write_model_folders(folder / "zoo", ["birch-71k", "birch-159k"])
-    told = command(
+    result = command(
         "select",
         "--data",
         data,
@@ -57,32 +57,32 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
         "cpu",
         "--json",
     )
-    return folder, json.loads(told)
+    return folder, json.loads(result)
 
 
 def test_a_model_is_chosen_beside_what_needs_no_model(story: tuple[Path, dict]) -> None:
-    _, told = story
-    classes = told["classes"]
-    assert (told["task"], told["metric"]) == ("support", "acc")
+    _, output = story
+    classes = output["classes"]
+    assert (output["task"], output["metric"]) == ("support", "acc")
     best = classes["models"][0]
-    assert best["model"] == told["best"]
+    assert best["model"] == output["best"]
     assert best["scores"][0] >= 0.8
-    assert set(classes["baselines"]) == {"majority class", "TF-IDF + logistic regression"}
-    assert classes["baselines"]["majority class"]["acc"] < best["scores"][0]
+    assert set(classes["baselines"]) == {"majority", "tfidf"}
+    assert classes["baselines"]["majority"]["acc"] < best["scores"][0]
     assert any("TF-IDF" in sentence for sentence in classes["sentences"])
     assert sum(map(sum, classes["confusion"])) == classes["documents"] == 100
 
 
 def test_predictions_are_those_of_the_test(story: tuple[Path, dict], tmp_path: Path) -> None:
-    folder, told = story
+    folder, output = story
     adapter, file = folder / "selected" / "adapter", folder / "support" / "test.csv"
     printed = command("predict", adapter, file, "-o", tmp_path / "p.csv", "--device", "cpu")
     tested = json.loads((adapter / "potentia.json").read_text())["score"]
     assert f"Accuracy {tested:.3f} on 100 labelled rows" in printed
-    found = potentia.predict(adapter, file, device="cpu")
-    assert found.accuracy == pytest.approx(tested)
-    frame = found.frame()
-    labels = told["classes"]["labels"]
+    prediction = potentia.predict(adapter, file, device="cpu")
+    assert prediction.accuracy == pytest.approx(tested)
+    frame = prediction.to_frame()
+    labels = output["classes"]["labels"]
     assert list(frame.columns) == [
         "text",
         "category",
@@ -93,11 +93,11 @@ def test_predictions_are_those_of_the_test(story: tuple[Path, dict], tmp_path: P
     assert frame[[f"p({label})" for label in labels]].sum(axis=1).to_numpy() == pytest.approx(
         1.0, abs=1e-3
     )
-    unlabelled = [{"text": row["text"]} for row in found.rows[:5]]
-    assert potentia.predict(adapter, unlabelled, device="cpu").predicted == found.predicted[:5]
+    unlabelled = [{"text": row["text"]} for row in prediction.rows[:5]]
+    assert potentia.predict(adapter, unlabelled, device="cpu").predicted == prediction.predicted[:5]
     assert (tmp_path / "p.csv").read_text().count("\n") == 101
-    with_blank = potentia.predict(adapter, ["", found.rows[0]["text"]], device="cpu")
-    assert with_blank.predicted == (None, found.predicted[0])
+    with_blank = potentia.predict(adapter, ["", prediction.rows[0]["text"]], device="cpu")
+    assert with_blank.predicted == (None, prediction.predicted[0])
     assert with_blank.notes == ("1 row has no prediction (row 1: text is empty).",)
     with pytest.raises(potentia.InputError, match="no row to predict: text is empty"):
         potentia.predict(adapter, [""], device="cpu")
@@ -139,9 +139,8 @@ def test_duplicates_and_bad_rows_are_told(story: tuple[Path, dict], tmp_path: Pa
     file = tickets.write(
         tmp_path / "bad.csv", [*tickets.english(60), ("no label", ""), ("", "billing")]
     )
-    result = CliRunner().invoke(app, ["tasks", str(file)])
+    assert "2 of 62 rows cannot be used and are skipped" in command("tasks", file)
+    dry_run = ["run", "--models", "m", "--tasks", str(file), "--dry-run"]
+    result = CliRunner().invoke(app, dry_run)
     assert isinstance(result.exception, potentia.InputError)
     assert "2 of 62 rows cannot be used" in str(result.exception)
-    assert "2 of 62 rows cannot be used and are skipped" in command(
-        "tasks", file, "--drop-bad-rows"
-    )

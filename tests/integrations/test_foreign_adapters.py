@@ -42,6 +42,18 @@ def test_an_adapter_predicts_and_merges(world: Path, adapter: Path, tmp_path: Pa
     assert (tmp_path / "merged" / "config.json").exists()
 
 
+def test_a_file_with_another_name_for_the_text_is_told_how_to_map_it(
+    adapter: Path, tmp_path: Path
+) -> None:
+    change_json(adapter / "potentia.json", asked={"config": CONFIG})  # its columns had these names
+    (tmp_path / "new.csv").write_text("id,Body\n1,a fine day\n2,a poor day\n")
+    with pytest.raises(PotentiaError, match="no row to predict") as raised:
+        predict(adapter, tmp_path / "new.csv", device="cpu")
+    hint = "its columns are id, Body; say which is the text: --map text=Body"
+    assert raised.value.hint == hint
+    assert predict(adapter, tmp_path / "new.csv", device="cpu", columns={"text": "Body"}).predicted
+
+
 BAD_NOTES: dict[str, dict[str, Any]] = {
     "before": {"model": {"source": "x", "before": 5}},
     "asked": {"asked": [1]},
@@ -182,7 +194,7 @@ def test_another_base_is_not_used_in_silence(world: Path, adapter: Path, tmp_pat
     ):
         with pytest.raises(InputError, match="fingerprint") as error:
             act()
-        assert "--unchecked-base" in (error.value.hint or "")
+        assert "unchecked_base=True" in (error.value.hint or "")
     vouched = predict(adapter, ROWS, device="cpu", unchecked_base=True)
     assert len(vouched.predicted) == 2
 
@@ -192,7 +204,7 @@ def test_an_adapter_that_names_no_content_is_recorded(
 ) -> None:
     (adapter / "potentia.json").unlink()
     loaded = engine.load(str(world / "base"), device="cpu", adapters=[str(adapter)])
-    assert loaded.record["load"]["unchecked_adapters"] == ["adapter"]
+    assert loaded.record.load.unchecked_adapters == ("adapter",)
     assert "does not say by a fingerprint" in caplog.text
 
 
@@ -209,20 +221,21 @@ def test_an_untuned_choice_is_asked_of_its_own_model(world: Path, adapter: Path)
 def test_predictions_compute_nothing_in_a_spreadsheet(tmp_path: Path) -> None:
     from potentia.formats.table import read_text_table
 
-    found = potentia.Predictions(
+    predictions = potentia.Predictions(
         rows=({"=cmd()": '=HYPERLINK("http://x")', "text": "@x", "n": "-5", "k": -5.5},),
-        predicted=("+1 for me",),
+        predicted=("=a",),
         probabilities=({"=a": 0.25},),
         gold=(None,),
         tested=None,
         metric="acc",
+        labels=("=a",),
     )
-    found.write(tmp_path / "p.csv")
+    predictions.write(tmp_path / "p.csv")
     text = (tmp_path / "p.csv").read_text()
     header, row = text.splitlines()
     assert header == "'=cmd(),text,n,k,predicted,probability,p(=a)"
-    assert row == '"\'=HYPERLINK(""http://x"")",\'@x,\'-5,-5.5,\'+1 for me,0.25,0.25'
+    assert row == '"\'=HYPERLINK(""http://x"")",\'@x,\'-5,-5.5,\'=a,0.25,0.25'
     table = read_text_table(tmp_path / "p.csv")
     assert table.rows[0][1][:3] == ('=HYPERLINK("http://x")', "@x", "-5")
-    found.write(tmp_path / "p.json")
+    predictions.write(tmp_path / "p.json")
     assert json.loads((tmp_path / "p.json").read_text())[0]["text"] == "@x"

@@ -81,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _evaluate(model: Any, folder: Path, tasks: list[str]) -> dict[str, Any]:
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    found = lm_eval.simple_evaluate(
+    evaluate = lm_eval.simple_evaluate(
         model=model,
         tasks=tasks,
         task_manager=manager,
@@ -89,7 +89,7 @@ def _evaluate(model: Any, folder: Path, tasks: list[str]) -> dict[str, Any]:
         log_samples=True,
         verbosity="ERROR",
     )
-    return found
+    return evaluate
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -152,6 +152,13 @@ def test_command_line(
     """lm-eval's own command line with the model registered, as the documents print it: no device is named."""
     from potentia.integrations.lm_eval import main
 
+    class OwnTasks(TaskManager):
+        """The tasks of the test alone: reading ten thousand others takes ten seconds."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options, include_defaults=False)
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", OwnTasks)
     loaded = tiny("llama", positions=128)
     loaded.model.save_pretrained(tmp_path / "model")
     loaded.tokenizer.save_pretrained(tmp_path / "model")
@@ -162,6 +169,6 @@ def test_command_line(
         ["lm_eval", *arguments, "--tasks", "tiny_choice", "--include_path", str(folder)],
     )
     main()
-    told = capsys.readouterr().out
-    assert "tiny_choice" in told
-    assert "acc_norm" in told
+    result = capsys.readouterr().out
+    assert "tiny_choice" in result
+    assert "acc_norm" in result

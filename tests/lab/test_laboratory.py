@@ -81,11 +81,11 @@ def test_a_second_layout_changes_no_file_of_the_tasks(laboratory: Laboratory):
 
 
 def test_the_command_prints_what_to_run(tmp_path: Path):
-    said = CliRunner().invoke(app, ["demo", "--zoo", str(tmp_path / "lab"), "--json"])
-    assert said.exit_code == 0, said.output
-    told = json.loads(said.output)
-    assert told["models"] == len(zoo.models())
-    lines = [line for question in told["commands"].values() for line in question]
+    invocation = CliRunner().invoke(app, ["demo", "--zoo", str(tmp_path / "lab"), "--json"])
+    assert invocation.exit_code == 0, invocation.output
+    printed = json.loads(invocation.output)
+    assert printed["models"] == len(zoo.models())
+    lines = [line for question in printed["commands"].values() for line in question]
     for line in lines:
         if line.startswith("potentia run "):
             assert Path(line.removeprefix("potentia run ")).exists()

@@ -33,8 +33,8 @@ def run(*arguments: str) -> dict[str, Any]:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    printed: dict[str, Any] = json.loads(result.stdout)
+    return printed
 
 
 @pytest.fixture
@@ -64,19 +64,21 @@ def test_sections_of_base_models_say_what_the_terminal_says(
     sections = {id: html for id, _, html in build_sections(data)}
     assert {"stability", "consistency", "ablation"} <= set(sections)
     assert "proxies" not in sections
-    assert "1 where every later checkpoint scores higher" in sections["stability"]
+    assert "1 if every later checkpoint scores higher" in sections["stability"]
     named = {
-        name: json.loads(json.dumps(finding.to_dict())) for name, finding in data.named().items()
+        name: json.loads(json.dumps(finding.to_dict()))
+        for name, finding in data.findings_by_name().items()
     }
-    told = run("analyze", "checkpoints", scores, "--facts", facts, "--baseline", "instruct")
-    assert told.pop("training")
-    assert told.pop("signal")  # of every run, with its noise
-    assert set(told) == {"stability", "consistency", "ablation"}
-    assert {name: named[name] for name in told} == told
+    result = run("analyze", "checkpoints", scores, "--facts", facts, "--baseline", "instruct")
+    assert result.pop("training")
+    assert result.pop("signal")  # of every run, with its noise
+    assert set(result) == {"stability", "consistency", "ablation"}
+    assert {name: named[name] for name in result} == result
     out = run("report", scores, "--facts", facts, "-o", str(tmp_path / "r.html"))
-    assert set(told) <= set(out["findings"])
+    assert set(result) <= set(out["findings"])
+    unknown = make_report(read(scores, facts=facts), options=ReportOptions(baseline="nothing"))
     with pytest.raises(InputError, match="no method 'nothing'"):
-        make_report(read(scores, facts=facts), options=ReportOptions(baseline="nothing"))
+        build_sections(unknown)
 
 
 def test_forms_without_pairs_are_ranked_too(base_models: tuple[Path, Path]) -> None:
@@ -111,13 +113,14 @@ def test_proxies_of_a_target(tmp_path: Path) -> None:
     ]
     scores = str(table(tmp_path / "s.csv", rows))
     data = make_report(read(scores), options=ReportOptions(proxies=ProxyOptions(target="gsm8k")))
-    told = run("papers", "proxy", scores, "--target", "gsm8k")
-    assert set(told) <= set(data.named())
+    result = run("papers", "proxy", scores, "--target", "gsm8k")
+    assert set(result) <= set(data.findings_by_name())
     page = save_report(data, tmp_path / "r.html").read_text()
     assert 'id="proxies"' in page
-    assert "models that had no part in the choice" in page
+    assert "models that were not used to choose them" in page
+    unknown = ReportOptions(proxies=ProxyOptions(target="maths"))
     with pytest.raises(InputError, match="no task 'maths'"):
-        make_report(read(scores), options=ReportOptions(proxies=ProxyOptions(target="maths")))
+        build_sections(make_report(read(scores), options=unknown))
 
 
 @pytest.fixture
@@ -153,7 +156,7 @@ def adjusted(tmp_path: Path) -> tuple[Path, Path]:
         ((), "trained 2023-11 or later"),
         (("--group", "2023-06"), "trained 2023-06 or later"),
         (("--group", "language=en+cn"), "of language en+cn"),
-        (("--group", "exposed"), "shown the form of mmlu"),
+        (("--group", "exposed"), "trained on the form of mmlu"),
     ],
 )
 def test_the_test_task_section_is_divided_as_asked(
@@ -162,9 +165,9 @@ def test_the_test_task_section_is_divided_as_asked(
     scores, facts = map(str, adjusted)
     chosen = TestTaskCommandOptions(group=asked[1] if asked else None).analysis_options()
     data = make_report(read(scores, facts=facts), options=ReportOptions(test_task=chosen))
-    told = run("papers", "test-task", scores, "--facts", facts, *asked)
-    assert told["mmlu-adjustment"]["before"]["split"]["label"] == group
-    assert set(told) <= set(data.named())
+    result = run("papers", "test-task", scores, "--facts", facts, *asked)
+    assert result["mmlu-adjustment"]["before"]["split"]["label"] == group
+    assert set(result) <= set(data.findings_by_name())
     page = save_report(data, tmp_path / "r.html").read_text()
     assert f"how far models {group} move the frontier" in page
     assert (
@@ -176,12 +179,44 @@ def test_a_division_that_divides_nothing_leaves_what_needs_none(
     adjusted: tuple[Path, Path], tmp_path: Path
 ) -> None:
     scores, facts = map(str, adjusted)
-    asked = TestTaskOptions(since="2030-01")
-    data = make_report(read(scores, facts=facts), options=ReportOptions(test_task=asked))
-    found = data.named()
-    assert {"mmlu-gain", "mmlu-ranks", "mmlu-families", "mmlu-emergence"} <= set(found)
-    assert "mmlu-adjustment" not in found
+    test_task_options = TestTaskOptions(since="2030-01")
+    data = make_report(
+        read(scores, facts=facts), options=ReportOptions(test_task=test_task_options)
+    )
+    result = data.findings_by_name()
+    assert {"mmlu-gain", "mmlu-ranks", "mmlu-families", "mmlu-emergence"} <= set(result)
+    assert "mmlu-adjustment" not in result
     assert (
         "all models are on one side of the split"
         in save_report(data, tmp_path / "r.html").read_text()
     )
+
+
+def test_a_section_does_not_explain_what_it_does_not_show(tmp_path: Path) -> None:
+    """Two sizes of a family, and the page explained under "Stability" the checkpoints that nobody has."""
+    rows = []
+    facts = ["model,family,kind,params_b"]
+    for family in range(4):
+        for size in (1, 7):
+            facts.append(f"m{family}-{size},f{family},base,{size}")
+            for number, task in enumerate(TASKS[:5]):
+                value = 0.2 + 0.1 * family + 0.02 * size + 0.01 * number
+                rows.append(("direct", f"m{family}-{size}", task, value, 0.01, "true"))
+    (tmp_path / "facts.csv").write_text("\n".join(facts))
+    scores = table(tmp_path / "scores.csv", rows)
+    report = make_report(read(str(scores), facts=str(tmp_path / "facts.csv")))
+    sections = {id: html for id, _, html in build_sections(report)}
+    assert "stability" not in sections
+    assert "in the same order as models of" in sections["small-models"]
+    assert "Decisions by small models" in sections["small-models"]
+
+
+def test_without_groups_single_tasks_are_left_to_the_command() -> None:
+    """24 charts and 38 tables of single tasks stood under "Test task" of a study that compares no groups."""
+    examples = Path(__file__).resolve().parents[2] / "examples"
+    report = make_report(read(str(examples / "real-models.csv")))
+    content = report.registered["test-task"]
+    (shown,) = content.shown
+    assert [chart.name for chart in shown.charts()] == ["copies", "copies-by-model"]
+    assert len(shown.tables()) == 2
+    assert {"arc_easy-gain", "arc_easy-ranks"} <= set(content.named)

@@ -15,6 +15,7 @@ from potentia.show.drawing import inline_svg
 from potentia.show.page import asset
 from potentia.show.svg import FONT_SIZE, estimate_width, make_scale, shorten_names
 from potentia.values.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points, short_names
+from potentia.values.wording import set_signs
 
 MODELS = tuple(f"organisation/A-Rather-Long-Name-{i}-Instruct" for i in range(61))
 RNG = np.random.default_rng(0)
@@ -118,7 +119,9 @@ def test_titles_can_be_left_out():
 def test_numbers_are_told_by_the_pointer():
     chart = CHARTS["heatmap"]
     page = inline_svg(chart)[0]
-    assert f"<title>{MODELS[0]}, {MODELS[0]}: {chart.values[0, 0]:.3f}</title>" in page
+    assert (
+        f"<title>{MODELS[0]}, {MODELS[0]}: {set_signs(f'{chart.values[0, 0]:.3f}')}</title>" in page
+    )
     assert f"{MODELS[3]}: rank nq_open 4, arc_challenge" in inline_svg(CHARTS["bump"])[0]
 
 
@@ -131,8 +134,8 @@ def _boxes(svg: str) -> list[tuple[float, float, float, float]]:
             continue
         wide = estimate_width(text, FONT_SIZE - 2 if node.get("class") == "small" else FONT_SIZE)
         x, y = float(node.attrib["x"]), float(node.attrib["y"])
-        left = x - wide if node.get("text-anchor") == "end" else x
-        boxes.append((left, y - 5, left + wide, y + 5))
+        left_edge = x - wide if node.get("text-anchor") == "end" else x
+        boxes.append((left_edge, y - 5, left_edge + wide, y + 5))
     return boxes
 
 
@@ -141,13 +144,13 @@ def test_labels_do_not_collide_at_61_models(name):
     svg, width = inline_svg(CHARTS[name])
     boxes = _boxes(svg)
     assert len(boxes) >= (122 if name == "bump" else 5 if name == "scatter" else 61)
-    for i, one in enumerate(boxes):
-        assert one[0] >= -1
-        assert one[2] <= width + 1
-        for two in boxes[i + 1 :]:
+    for i, first in enumerate(boxes):
+        assert first[0] >= -1
+        assert first[2] <= width + 1
+        for second in boxes[i + 1 :]:
             overlap = (
-                min(one[2], two[2]) - max(one[0], two[0]),
-                min(one[3], two[3]) - max(one[1], two[1]),
+                min(first[2], second[2]) - max(first[0], second[0]),
+                min(first[3], second[3]) - max(first[1], second[1]),
             )
             assert min(overlap) <= 0
 
@@ -185,13 +188,13 @@ def test_scales_end_at_round_marks(values, marks):
 
 
 def test_a_logarithmic_scale_is_marked_at_powers():
-    assert [text for _, text in make_scale((1e19, 1e22), 0, 1, log=True).marks] == [
+    assert [text for _, text in make_scale((1e19, 1e22), 0, 1, is_logarithmic=True).marks] == [
         "10¹⁹",
         "10²⁰",
         "10²¹",
         "10²²",
     ]
-    assert [text for _, text in make_scale((2.0, 30.0), 0, 1, log=True).marks] == [
+    assert [text for _, text in make_scale((2.0, 30.0), 0, 1, is_logarithmic=True).marks] == [
         "2",
         "5",
         "10",
@@ -276,5 +279,5 @@ def test_agreement_below_zero_has_a_colour_of_its_own():
     )
     drawn = inline_svg(chart)[0]
     assert re.findall(r'class="down" fill-opacity="[\d.]+"><title>(.*?)</title>', drawn) == [
-        "a, y: -0.500"
+        "a, y: −0.500"
     ]

@@ -9,17 +9,19 @@ from potentia.values.provenance import Provenance
 from potentia.values.scores import Score
 
 
-def cell(model: str, task: str, *, weights: str = "all in place", **training: object) -> CellRecord:
+def cell(model: str, task: str, *, weights: str = "in_place", **training: object) -> CellRecord:
     provenance = {
         "engine": {
             "load": {"weights": weights},
-            "scoring": {"tree": {"off_by": 9e-6}, "rows": {"off_by": 2e-7}},
+            "scoring": [{"route": "tree", "off_by": 9e-6}, {"route": "plain", "off_by": 2e-7}],
         },
-        "scorer": {"rows_by_path": {"tree": 12}, "layers": "hand-written layers", "fallbacks": []},
+        "scorer": {"rows_by_route": {"tree": 12}, "layers": "fused", "fallbacks": []},
         "training": {
             "targets": ["q_proj", "v_proj"],
-            "distance": {"lane": 1.3e-6},
-            "update": 3e-7,
+            "distances": {
+                "gradients": {"loss": 1e-7, "lane": 1.3e-6, "layer": 2e-6},
+                "update": 3e-7,
+            },
             **training,
         },
     }
@@ -46,20 +48,20 @@ def test_slower_paths_and_odd_weights_come_first():
             cell("a", "u", **fast),
             cell("b", "t", **other),
             cell("c", "t", **slow),
-            cell("d", "t", weights="allowed by --allow-missing-weights", **fast),
+            cell("d", "t", weights="partly_random", **fast),
         ]
     )
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [row["model"] for row in rows] == ["c", "d", "a", "b"]
     assert rows[0]["slower because"] == "shared passes: gradients off by 0.2"
-    assert (rows[2]["cells"], rows[2]["adapters on"], rows[2]["scores off by"]) == (
+    assert (rows[2]["results"], rows[2]["adapters on"], rows[2]["scores off by"]) == (
         2,
         "q_proj, v_proj",
         "9e-06",
     )
     assert rows[3]["slower because"] is None
     assert rows[3]["scored by"] == "tree, hand-written layers"
-    assert table.note.startswith("2 of 5 cells took a slower path or have odd weights.")
+    assert table.note.startswith("2 of 5 results took a slower path or have unusual weights.")
 
 
 def test_cells_of_another_source_say_nothing():
@@ -77,5 +79,7 @@ def test_cells_of_another_source_say_nothing():
 
 
 def test_imported_scores_are_called_so():
-    told = _describe_study(StudyRecord("k", "scores.csv", {"name": "scores.csv", "imported": True}))
-    assert told["origin"] == "imported scores"
+    study = _describe_study(
+        StudyRecord("k", "scores.csv", {"name": "scores.csv", "imported": True})
+    )
+    assert study["origin"] == "imported scores"

@@ -26,6 +26,7 @@ from potentia.evidence import read as open_evidence
 from potentia.formats import write_scores
 from potentia.show import (
     ReportData,
+    ReportOptions,
     build_sections,
     make_report,
     report_page,
@@ -79,6 +80,18 @@ def read(page: str) -> Reader:
 @pytest.fixture(scope="module")
 def page(data: ReportData) -> str:
     return report_page(data)
+
+
+def test_a_report_of_one_section_computes_no_other(store: Path):
+    """Rankings, benchmarks, predictions and registered sections were computed for every report at once."""
+    report = make_report(open_evidence(store), options=ReportOptions(only=("cells", "how")))
+    assert [section_id for section_id, _, _ in build_sections(report)] == ["cells", "how"]
+    assert "benchmarks" not in vars(report)
+    answer = make_report(open_evidence(store), options=ReportOptions(only=("answer",)))
+    assert "most likely" in build_sections(answer)[0][2]
+    for finding in ("benchmarks", "items"):
+        assert finding not in vars(answer)
+        assert getattr(answer, finding)  # there is something to compute
 
 
 def test_every_section_is_there(page: str):
@@ -140,7 +153,7 @@ def test_embedded_data_cannot_end_its_element():
 def matrices(page: str, name: str) -> dict[str, dict[tuple[str, str], dict[str, str]]]:
     """The score tables of a matrix as they stand in the HTML: protocol → (model, task) → attributes of the cell."""
     text = page.split(f'id="{name}"', 1)[1].split("</section>", 1)[0]
-    found: dict[str, dict[tuple[str, str], dict[str, str]]] = {}
+    result: dict[str, dict[tuple[str, str], dict[str, str]]] = {}
     for protocol, table in re.findall(
         r'<table class="scores" data-protocol="([^"]+)">(.*?)</table>', text, re.S
     ):
@@ -148,14 +161,14 @@ def matrices(page: str, name: str) -> dict[str, dict[tuple[str, str], dict[str, 
             unescape(t)
             for t in re.findall(r"<th scope=col class=task[^>]*><span>([^<]*)</span>", table)
         ]
-        cells = found.setdefault(protocol, {})
+        cells = result.setdefault(protocol, {})
         for model, row in re.findall(r'<tr data-name="([^"]*)"[^>]*>(.*?)</tr>', table, re.S):
             places = re.findall(r"<td class=[\"\']score[^>]*>.*?</td>", row, re.S)
             assert len(places) == len(tasks)
             for task, cell in zip(tasks, places, strict=True):
                 known = dict(re.findall(r'data-(\w+)="([^"]*)"', cell))
                 cells.setdefault((unescape(model), task), known | {"html": cell})
-    return found
+    return result
 
 
 def test_the_score_table_needs_no_script(page: str, data: ReportData):
@@ -227,15 +240,15 @@ def test_the_numbers_are_the_command_lines(store: Path, data: ReportData):
         [POTENTIA, "analyze", "rankings", str(store), "--json"], capture_output=True, text=True
     )
     assert printed.returncode == 0, printed.stderr
-    found = json.loads(printed.stdout)
+    result = json.loads(printed.stdout)
     measured = {
         name: finding
-        for name, finding in data.named().items()
+        for name, finding in data.findings_by_name().items()
         if name not in ("completion", "answer_bits")
     }
-    assert list(found) == list(measured)
+    assert list(result) == list(measured)
     for name, finding in measured.items():
-        assert json.loads(json.dumps(finding.to_dict())) == found[name], name
+        assert json.loads(json.dumps(finding.to_dict())) == result[name], name
 
 
 def test_a_plain_table_makes_a_report_too(tmp_path: Path):
@@ -329,9 +342,9 @@ def test_the_command_writes_report_and_figures(store: Path, tmp_path: Path):
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["bytes"] == (tmp_path / "r.html").stat().st_size
-    assert len(told["figures"]) == len(list((tmp_path / "f").glob("*.svg"))) > 5
+    printed = json.loads(done.stdout)
+    assert printed["bytes"] == (tmp_path / "r.html").stat().st_size
+    assert len(printed["figures"]) == len(list((tmp_path / "f").glob("*.svg"))) > 5
     bad = subprocess.run(
         [POTENTIA, "report", str(store), "--figures", "f.gif"], capture_output=True, text=True
     )
@@ -373,9 +386,9 @@ def test_training_on_the_test_task_has_its_section(shared_data: Path, tmp_path: 
     }
     write_scores(scores, tmp_path / "scores.csv")
     data = make_report(open_evidence(tmp_path / "scores.csv"))
-    assert data.main == "adjust"
-    found = data.named()["gsm8k-adjustment"]
-    assert found.before.effect.value > 0
+    assert data.ranking_protocol == "adjust"
+    result = data.findings_by_name()["gsm8k-adjustment"]
+    assert result.before.effect.value > 0
     page = report_page(data)
     assert "Training on the test task" in page
     assert "gsm8k before adjustment: θ = " in page
@@ -389,38 +402,40 @@ def test_predictions_are_marked_and_in_no_table_of_scores(page: str, data: Repor
     done = data.completion
     assert done is not None
     assert int((~done.measured).sum()) == 1
-    where = tuple(np.argwhere(~done.measured)[0])
-    assert (done.models[where[0]], done.tasks[where[1]]) == (EVIL, "piqa")
+    missing_cell = tuple(np.argwhere(~done.measured)[0])
+    assert (done.models[missing_cell[0]], done.tasks[missing_cell[1]]) == (EVIL, "piqa")
     completed, scores = (
         matrices(page, "completed")["train_before_test"],
         matrices(page, "matrix")["train_before_test"],
     )
-    predicted = {place: cell for place, cell in completed.items() if "predicted" in cell["html"]}
+    predicted = {
+        cell_name: cell for cell_name, cell in completed.items() if "predicted" in cell["html"]
+    }
     assert list(predicted) == [(EVIL, "piqa")]
     cell = predicted[EVIL, "piqa"]
     assert float(cell["low"]) < float(cell["v"]) < float(cell["high"])
     assert "e" not in cell
     assert "v" not in scores[EVIL, "piqa"]
     assert not any("predicted" in cell["html"] for cell in scores.values())
-    frame = data.evidence.frame()
+    frame = data.evidence.to_frame()
     assert not ((frame.model == EVIL) & (frame.task == "piqa")).any()
 
 
 def test_the_outlook_says_the_same_in_report_and_python(page: str, store: Path, data: ReportData):
     done = find_outlook(open_evidence(store))
     assert done is not None
-    assert data.named()["completion"].to_dict() == done.to_dict()
+    assert data.findings_by_name()["completion"].to_dict() == done.to_dict()
     answer = page.split('id="outlook"', 1)[1].split("</section>", 1)[0]
     assert "predicted" in answer
     assert f"best with probability {done.p_best.max():.2f}, predicted" in answer
 
 
 def test_a_finished_study_has_nothing_to_predict(tmp_path: Path):
-    whole = make_store(tmp_path / "whole.db", models=("org/a", "org/b", "org/c"))
-    found = make_report(open_evidence(whole))
-    assert found.completion is None
-    assert find_outlook(open_evidence(whole)) is None
-    assert 'id="predicted"' not in report_page(found)
+    store = make_store(tmp_path / "whole.db", models=("org/a", "org/b", "org/c"))
+    report = make_report(open_evidence(store))
+    assert report.completion is None
+    assert find_outlook(open_evidence(store)) is None
+    assert 'id="predicted"' not in report_page(report)
 
 
 def test_a_page_of_very_many_models_shows_the_best_and_says_where_the_rest_is(
@@ -462,7 +477,7 @@ def test_a_page_of_three_models_without_errors_claims_no_more_than_it_knows(tmp_
     assert sections["reading"].index("lower") < sections["reading"].index("</table>")
     assert '<details class="tables">' not in sections["reading"]
     assert "<code>--columns</code>" in sections["reading"]
-    assert "by each way of taking tasks together" in sections["ranks"]
+    assert "by each way of combining the tasks" in sections["ranks"]
 
 
 def test_one_task_has_no_ways_of_taking_tasks_together(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +22,6 @@ from potentia.cli.option_groups import (
     ReadProtocols,
     ReadTasks,
     StudyNames,
-    UncheckedBase,
     open_evidence,
 )
 from potentia.cli.output import confirm, error_console, print_answer
@@ -29,6 +29,7 @@ from potentia.errors import InputError
 from potentia.extras import Extra, require_extra
 from potentia.values.findings import Table
 from potentia.values.selection import NO_SELECTION
+from potentia.values.wording import format_count
 
 if TYPE_CHECKING:
     from potentia.cli.stores import DiscardOptions
@@ -44,21 +45,30 @@ adapters = typer.Typer(
 app.add_typer(adapters, name="adapters")
 
 
-def _with_adapter(store: Store, evidence: potentia.Evidence) -> list[CellRecord]:
-    return [cell for cell in evidence.cells() if store.adapters.find(cell.key) is not None]
+def _with_adapter(store: Store, cells: Iterable[CellRecord]) -> list[CellRecord]:
+    return [cell for cell in cells if store.adapters.find(cell.key) is not None]
 
 
 def list_adapters(store_name: str, study: str | None, as_json: bool) -> None:
     """List the kept adapters with what validation chose and the disk they take."""
     with potentia.store.Store.open(store_name, readonly=True) as store:
-        cells = _with_adapter(store, open_evidence(store_name, study=study))
+        cells = _with_adapter(store, open_evidence(store_name, study=study).cells())
         records = [_describe_adapter(store, cell) for cell in cells]
     total_bytes = sum(record["bytes"] for record in records)
-    columns = ("model", "task", "protocol", "learning rate", "epoch", "validation", "test", "MB")
-    rows = []
+    column_names = (
+        "model",
+        "task",
+        "protocol",
+        "learning rate",
+        "epoch",
+        "validation",
+        "test",
+        "MB",
+    )
+    table_rows = []
     for record in records:
-        values = [record[name.replace(" ", "_")] for name in columns[:-1]]
-        rows.append((*values, round(record["bytes"] / 1e6, 2)))
+        values = [record[column.replace(" ", "_")] for column in column_names[:-1]]
+        table_rows.append((*values, round(record["bytes"] / 1e6, 2)))
     note = (
         f"{len(records)} adapters, {total_bytes / 1e6:,.1f} MB. "
         "Take one out: potentia adapters export. Free the disk: potentia store discard --adapters."
@@ -66,7 +76,7 @@ def list_adapters(store_name: str, study: str | None, as_json: bool) -> None:
     print_answer(
         as_json,
         {"store": store_name, "adapters": records, "bytes": total_bytes},
-        Table(f"Adapters in {store_name}", columns, rows, note=note),
+        Table(f"Adapters in {store_name}", column_names, table_rows, note=note),
     )
 
 
@@ -120,7 +130,6 @@ class ExportAdapterOptions(OutputOptions):
         bool, typer.Option("--merge", help="Merge it into its base: a model that any tool loads.")
     ] = False
     base: BaseModel = None
-    unchecked_base: UncheckedBase = False
 
     def read_cells(self, *, notes: bool) -> potentia.Evidence:
         """Read the results that are meant."""
@@ -172,7 +181,7 @@ def _export_adapter(
 ) -> tuple[ExportedAdapter, CellRecord]:
     """Write the one adapter that is meant."""
     with potentia.store.Store.open(options.source, readonly=True) as store:
-        cells = _with_adapter(store, options.read_cells(notes=True))
+        cells = _with_adapter(store, options.read_cells(notes=True).cells())
         cell = _only_cell(cells, options)
         return potentia.integrations.export_adapter(store, cell, folder), cell
 
@@ -185,7 +194,6 @@ def _merge(adapter: Path, options: ExportAdapterOptions) -> None:
             adapter,
             options.output,
             base=options.base,
-            unchecked_base=options.unchecked_base,
         )
     print_answer(
         options.as_json,
@@ -200,7 +208,7 @@ def _only_cell(cells: list[CellRecord], options: ExportAdapterOptions) -> CellRe
     if len(cell_by_names) == 1:
         return next(iter(cell_by_names.values()))
     if cell_by_names:
-        listed = ", ".join([" × ".join(names) for names in cell_by_names][:3])
+        listed = ", ".join([" × ".join(model_and_task) for model_and_task in cell_by_names][:3])
         message = f"{len(cell_by_names)} adapters are meant: {listed}"
     else:
         message = _why_no_adapter(options)
@@ -218,14 +226,18 @@ def _why_no_adapter(options: ExportAdapterOptions) -> str:
     tuned_cells = [cell for cell in evidence.cells() if cell.selection != NO_SELECTION]
     if not tuned_cells:
         return "no fine-tuned result among these"
-    last = tuned_cells[-1]
-    if last.selection.is_untuned:
-        return f"the untuned model was used for {last.model} on {last.task}: there is no adapter"
-    return f"the adapter of {last.model} on {last.task} was not kept (keep_adapters, full tuning, or it was dropped)"
+    last_cell = tuned_cells[-1]
+    if last_cell.selection.is_untuned:
+        return f"the untuned model was used for {last_cell.model} on {last_cell.task}: there is no adapter"
+    return (
+        f"the adapter of {last_cell.model} on {last_cell.task} was not kept"
+        " (keep_adapters, full tuning, or it was dropped)"
+    )
 
 
-def drop_adapters(options: DiscardOptions) -> None:
+def discard_adapters(options: DiscardOptions) -> None:
     """Remove kept adapters, of all results or of some; the scores stay."""
+    # Adapters are files beside the database: only these are changed.
     with potentia.store.Store.open(options.store, readonly=True) as store:
         evidence = open_evidence(
             options.store,
@@ -234,14 +246,14 @@ def drop_adapters(options: DiscardOptions) -> None:
             tasks=options.tasks,
             models=options.models,
         )
-        cells = _with_adapter(store, evidence)
+        cells = _with_adapter(store, evidence.cells())
         total_bytes = sum(_adapter_bytes(store, cell) for cell in cells)
         if cells:
-            question = f"remove {len(cells)} adapters ({total_bytes / 1e6:,.1f} MB)"
-            confirm(question, yes=options.yes)
+            question = f"remove {format_count(len(cells), 'adapter')} ({total_bytes / 1e6:,.1f} MB)"
+            confirm(question, is_confirmed=options.yes)
         freed_bytes = sum(store.adapters.delete(cell.key) for cell in cells)
     print_answer(
         options.as_json,
         {"dropped": len(cells), "bytes": freed_bytes},
-        f"{len(cells)} adapters removed, {freed_bytes / 1e6:,.1f} MB set free",
+        f"{format_count(len(cells), 'adapter')} removed, {freed_bytes / 1e6:,.1f} MB set free",
     )

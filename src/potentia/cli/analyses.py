@@ -16,19 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 import potentia
-from potentia.analysis.registration import AnalysisCommand
-from potentia.cli.app import analyze, papers
+from potentia.analysis.registration import AnalysisCommand, AnalysisOutput
+from potentia.cli.app import analyze, is_readable, is_source, papers
 from potentia.cli.command import command
 from potentia.cli.option_groups import (
-    DataFolder,
     EvidenceOptions,
-    History,
     OptionalText,
     ReadModels,
     ReadTasks,
     TableEvidenceOptions,
     open_evidence,
-    read_history,
 )
 from potentia.cli.output import (
     console,
@@ -44,18 +41,20 @@ from potentia.cli.output import (
     print_tables_and_sentences,
 )
 from potentia.cli.registered import make_options_type
-from potentia.errors import InputError, PotentiaError
+from potentia.errors import InputError, PotentiaError, without_password
 from potentia.extensions import ExtensionKind, load_extensions
 from potentia.values.findings import Finding, Findings, drop_empty_columns
+from potentia.values.wording import set_signs
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings import Rankings
 
 NamedFindings = Mapping[str, Finding]
 OptionsT = TypeVar("OptionsT", bound=EvidenceOptions)
-ResultT = TypeVar("ResultT", bound="Findings | NamedFindings")
+ResultT = TypeVar("ResultT", bound="Findings | NamedFindings | AnalysisOutput")
 ValuesT = TypeVar("ValuesT")
 MAX_MODELS_SHOWN = 20  # of the score table
+JUDGE_KEY = "POTENTIA_JUDGE_KEY"  # the environment variable with the key of a judge's endpoint
 MAX_TRAIN_EXAMPLES = 50_000  # of a task that count, as a study uses them at most
 
 
@@ -72,11 +71,11 @@ class AnalysisOptions(TableEvidenceOptions):
 
 
 def analysis(
-    name: str,
+    command_name: str,
     options_type: type[OptionsT],
-    show: Callable[[ResultT, potentia.Evidence, OptionsT], None] | None = None,
+    show_finding: Callable[[ResultT, potentia.Evidence, OptionsT], None] | None = None,
     *,
-    not_read: frozenset[str] = frozenset(),
+    overridden_options: frozenset[str] = frozenset(),
     group: typer.Typer = analyze,
 ) -> Callable[
     [Callable[[potentia.Evidence, OptionsT], ResultT]],
@@ -84,20 +83,21 @@ def analysis(
 ]:
     """Make ``potentia analyze NAME`` of a function, or a command of another group; its docstring is the help.
 
-    The function gets the evidence and its options, and returns findings. ``show`` prints them in a way of its own.
-    An option of the analysis that has the name of a common one takes its place; ``not_read`` names those, so that the
-    evidence is not read by them.
+    The function gets the evidence and its options, and returns findings. ``show_finding`` prints them in a way of its
+    own. An option of the analysis that has the name of a common one takes its place; ``overridden_options`` names
+    those, so that the evidence is not read by them.
     """
 
     def register(
         analyze_evidence: Callable[[potentia.Evidence, OptionsT], ResultT],
     ) -> Callable[[potentia.Evidence, OptionsT], ResultT]:
         def run_analysis(options: OptionsT) -> None:
+            options.check_arguments()
             targets = options.figure_targets()
             read_arguments = {
                 argument: value
                 for argument, value in options.read_arguments().items()
-                if argument not in not_read
+                if argument not in overridden_options
             }
             evidence = open_evidence(*options.sources, notes=False, **read_arguments)
             comparable_groups = (evidence, *evidence.apart)
@@ -110,8 +110,8 @@ def analysis(
                 findings = _named_findings(result)
                 if options.as_json:
                     json_groups.append(_group_as_json(comparable, findings))
-                elif show is not None:
-                    show(result, comparable, options)
+                elif show_finding is not None:
+                    show_finding(result, comparable, options)
                 else:
                     print_findings(findings)
                 subfolder = f"group-{number}" if evidence.apart else ""
@@ -120,33 +120,37 @@ def analysis(
                 print_json({"apart": json_groups} if evidence.apart else json_groups[0]["findings"])
 
         run_analysis.__doc__ = analyze_evidence.__doc__
-        command(group, name, options_type)(run_analysis)
+        command(group, command_name, options_type)(run_analysis)
         return analyze_evidence
 
     return register
 
 
-def _named_findings(result: Findings | NamedFindings) -> NamedFindings:
+def _named_findings(result: Findings | NamedFindings | AnalysisOutput) -> NamedFindings:
     if isinstance(result, Findings):
-        return result.named()
+        return result.findings_by_name()
+    if isinstance(result, AnalysisOutput):
+        return result.findings
     return result
 
 
 def _group_as_json(evidence: potentia.Evidence, findings: NamedFindings) -> dict[str, Any]:
-    values = {name: finding.to_dict() for name, finding in findings.items()}
+    values = {finding_name: finding.to_dict() for finding_name, finding in findings.items()}
     return {"source": evidence.name, "notes": evidence.notes, "findings": values}
 
 
-def values_of(values_type: type[ValuesT], options: object, **more: Any) -> ValuesT:
+def values_of(values_type: type[ValuesT], options: object, **overrides: Any) -> ValuesT:
     """Make the values that an analysis takes of a command's options of the same names.
 
     What was not given keeps the default of the analysis.
     """
     values = {}
     for field in fields(values_type):  # type: ignore[arg-type]
-        value = more.get(field.name, getattr(options, field.name, None))
-        if value is not None:
-            values[field.name] = tuple(value) if isinstance(value, list) else value
+        field_value = overrides.get(field.name, getattr(options, field.name, None))
+        if field_value is not None:
+            values[field.name] = (
+                tuple(field_value) if isinstance(field_value, list) else field_value
+            )
     return values_type(**values)
 
 
@@ -175,7 +179,6 @@ class RankingsOptions(AnalysisOptions):
         ),
     ] = None
     models: ReadModels = None
-    history: History = None
 
 
 def _print_rankings(
@@ -196,10 +199,14 @@ def _print_rankings(
     if pretraining_runs is None or options.everything:
         max_models = None if options.everything else MAX_MODELS_SHOWN
         print_scoreboard(rankings.scoreboard, max_models=max_models)
-    findings = rankings.named()
+    findings = rankings.findings_by_name()
     if options.everything:
-        others = {name: found for name, found in findings.items() if name != "scoreboard"}
-        print_findings(others)
+        unprinted_findings = {
+            finding_name: finding
+            for finding_name, finding in findings.items()
+            if finding_name != "scoreboard"
+        }
+        print_findings(unprinted_findings)
         return
     console.print()
     for table in potentia.analysis.rankings.summarize_rankings(rankings):
@@ -237,9 +244,7 @@ def rankings(evidence: potentia.Evidence, options: RankingsOptions) -> Rankings 
 
 def _find_outlook(evidence: potentia.Evidence, options: RankingsOptions) -> Finding:
     """Predict the results that a study has not measured, and its final ranking."""
-    completion = potentia.analysis.completion.find_outlook(
-        evidence, history=read_history(options.history)
-    )
+    completion = potentia.analysis.completion.find_outlook(evidence)
     if completion is None:
         store = options.sources[0]
         raise InputError(
@@ -264,7 +269,10 @@ def _measure_few_tasks(evidence: potentia.Evidence) -> Finding:
         for task, examples in background.train_examples.items()
     }
     return potentia.analysis.planning.measure_task_curve(
-        evidence.scores[evidence.main], costs=train_sizes, lineages=background.lineages
+        evidence.scores[evidence.main],
+        costs=train_sizes,
+        lineages=background.lineages,
+        task_groups=background.task_groups,
     )
 
 
@@ -273,30 +281,42 @@ def _measure_few_tasks(evidence: potentia.Evidence) -> Finding:
 
 def register_extension_analyses() -> None:
     """Make a command of every analysis that a paper of ours or another package registers."""
-    for name, declared in load_extensions(ExtensionKind.ANALYSIS).items():
-        _register_extension_analysis(name, declared)
+    for command_name, declared in load_extensions(ExtensionKind.ANALYSIS).items():
+        _register_extension_analysis(command_name, declared)
 
 
-def _register_extension_analysis(name: str, declared: AnalysisCommand[Any]) -> None:
-    base: type[EvidenceOptions] = AnalysisOptions
+def _register_extension_analysis(command_name: str, declared: AnalysisCommand[Any]) -> None:
+    base_options: type[EvidenceOptions] = AnalysisOptions
     if declared.needs_store:
-        base = StoreAnalysisOptions
+        base_options = StoreAnalysisOptions
     elif not declared.reads_tasks:
-        base = TableEvidenceOptions
+        base_options = TableEvidenceOptions
     replaced = {field.name for field in fields(declared.options)}
 
-    def analyze_evidence(evidence: potentia.Evidence, options: EvidenceOptions) -> NamedFindings:
+    def analyze_evidence(evidence: potentia.Evidence, options: EvidenceOptions) -> AnalysisOutput:
         output = declared.analyze(evidence, values_of(declared.options, options))
-        print_lines(*output.remarks, to=error_console)
-        return output.findings
+        print_lines(*map(set_signs, output.remarks), to=error_console)
+        return output
+
+    def show_findings(output: AnalysisOutput, *_: object) -> None:
+        printed = {
+            name: finding
+            for name, finding in output.findings.items()
+            if name not in output.unprinted
+        }
+        print_findings(printed)
 
     analyze_evidence.__doc__ = declared.analyze.__doc__
     options_type: type[EvidenceOptions] = make_options_type(
-        f"{name} options", declared.options, base
+        f"{command_name} options", declared.options, base_options
     )
     group = papers if declared.group == "papers" else analyze
     register: Callable[[Any], Any] = analysis(
-        name, options_type, not_read=frozenset(replaced), group=group
+        command_name,
+        options_type,
+        show_findings,
+        overridden_options=frozenset(replaced),
+        group=group,
     )
     register(analyze_evidence)
 
@@ -320,43 +340,28 @@ class JudgeOptions(EvidenceOptions):
         ),
     ]
     model: Annotated[str, typer.Option(metavar="NAME", help="The model to ask there.")]
-    key_env: Annotated[
-        OptionalText,
-        typer.Option(
-            metavar="NAME",
-            help="The environment variable that holds the endpoint's key; none is sent otherwise.",
-        ),
-    ] = None
-
-    def read_key(self) -> str | None:
-        """Return the endpoint's key from the environment; None where none is to be sent."""
-        if self.key_env is None:
-            return None
-        key = os.environ.get(self.key_env)
-        if not key:
-            raise InputError(
-                f"the environment variable {self.key_env} is empty",
-                hint="set it to the endpoint's key",
-            )
-        return key
 
 
 @analysis("judge", JudgeOptions, group=papers)
 def judge(evidence: potentia.Evidence, options: JudgeOptions) -> NamedFindings:
     """Let a language model judge written answers: the upper bound beside math-verify (BOSE, table 11).
 
+    An endpoint that asks for a key gets the one in the environment variable POTENTIA_JUDGE_KEY.
+
     Example:
-      potentia papers judge potentia.db --url http://localhost:8000/v1 --model gpt-4o --key-env OPENAI_API_KEY
+      potentia papers judge potentia.db --url http://localhost:8000/v1 --model gpt-4o
     """
-    key = options.read_key()
+    api_key = os.environ.get(JUDGE_KEY) or None
     store = options.sources[0]
     answers_file = Path("potentia.judge.jsonl")
     if "://" not in store:
         answers_file = Path(f"{store}.judge.jsonl")
-    asking = potentia.integrations.AnswerJudge(options.url, options.model, answers_file, key)
-    finding = potentia.integrations.judge_answers(evidence, asking)
+    answer_judge = potentia.integrations.AnswerJudge(
+        options.url, options.model, answers_file, api_key
+    )
+    finding = potentia.integrations.judge_answers(evidence, answer_judge)
     print_lines(
-        f"{asking.question_count} answers judged now, the rest remembered in {answers_file}",
+        f"{answer_judge.question_count} answers judged now, the rest remembered in {answers_file}",
         to=error_console,
     )
     return {"judge": finding}
@@ -367,38 +372,46 @@ class BenchmarkOptions(TableEvidenceOptions):
     """The options of ``potentia analyze benchmark``."""
 
     name: Annotated[str, typer.Argument(metavar="TASK", help="The benchmark to judge.")]
-    data_dir: DataFolder = None
+
+    def check_arguments(self) -> None:
+        """Refuse scores in the place of the task."""
+        source = self.sources[0]
+        if is_readable(source) or not is_source(self.name, is_last=False):
+            return
+        task = "TASK" if is_source(source) else shlex.quote(source)
+        scores = shlex.quote(without_password(self.name))
+        raise InputError(
+            f"TASK comes first, then the scores, and {self.name} is no task",
+            hint=f"potentia analyze benchmark {task} {scores}",
+        )
 
 
 @analysis("benchmark", BenchmarkOptions)
 def benchmark(evidence: potentia.Evidence, options: BenchmarkOptions) -> NamedFindings:
-    """Say whether a benchmark is to be kept, fixed or dropped, and why: agreement, reliability, items to look at.
+    """Say whether a benchmark is to be kept, fixed or dropped, and why: agreement, reliability, examples to check.
 
     Examples:
       potentia analyze benchmark arc_easy potentia.db
 
       potentia analyze benchmark my-task scores.csv --json
     """
-    shared_examples = _count_shared_examples(evidence, options.name, options.data_dir)
+    shared_examples = _count_shared_examples(evidence, options.name)
     finding = potentia.analysis.benchmark.find_benchmark(
         evidence, options.name, in_train=shared_examples
     )
     return {"benchmark": finding}
 
 
-def _count_shared_examples(
-    evidence: potentia.Evidence, task_name: str, data_dir: Path | None
-) -> int | None:
+def _count_shared_examples(evidence: potentia.Evidence, task_name: str) -> int | None:
     """Count the test examples that are in train, where a study says where the data is and it is there."""
     for study_record in evidence.studies:
         study = potentia.evidence.parse_study_record(study_record)
         if study is None:
             continue
-        spec = study.benchmark(task_name)
-        if spec is None or not (data_dir or study.data_dir or spec.file):
+        task_spec = study.find_task_spec(task_name)
+        if task_spec is None or not (study.data_dir or task_spec.file):
             continue
-        folder = str(data_dir) if data_dir else study.data_dir
-        study_of_one_task = study.model_copy(update={"tasks": (spec,), "data_dir": folder})
+        study_of_one_task = study.model_copy(update={"tasks": (task_spec,)})
         try:
             (task,) = potentia.run.load_tasks(study_of_one_task).by_name.values()
         except PotentiaError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import shlex
 import signal
@@ -42,11 +43,12 @@ COMMAND_PANELS = {
     "More": ("papers", "store"),
 }
 # The panels of a long list of options; other options come first.
+READ_PANEL = "What is read"
 OPTION_PANELS = {
     "Your data": "map folds drop-bad-rows data-dir",
     "Budget": "dry-run budget confidence history",
     "Machine and settings": "device workers executor store set allow save watch",
-    "What is read": "study protocols tasks models facts columns",
+    READ_PANEL: "study protocols tasks models facts columns",
 }
 MAX_OPTIONS_WITHOUT_PANELS = 15
 
@@ -77,9 +79,12 @@ class OrderedGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""
-        names = super().list_commands(ctx)
-        ordered = [name for panel in COMMAND_PANELS.values() for name in panel if name in names]
-        return ordered + [name for name in names if name not in ordered]
+        command_names = super().list_commands(ctx)
+        in_panels = itertools.chain.from_iterable(COMMAND_PANELS.values())
+        ordered = [command_name for command_name in in_panels if command_name in command_names]
+        return ordered + [
+            command_name for command_name in command_names if command_name not in ordered
+        ]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command; where there is none of that name, suggest others."""
@@ -87,7 +92,7 @@ class OrderedGroup(TyperGroup):
             ctx.fail(f"No such command {args[0]!r}.{self._suggest_commands(ctx, args[0])}")
         return super().resolve_command(ctx, args)
 
-    def _suggest_commands(self, ctx: Any, name: str) -> str:
+    def _suggest_commands(self, ctx: Any, typed_name: str) -> str:
         """Suggest a command of a group with this name, the first command for a file, or names that are similar."""
         groups = {
             group_name: group
@@ -95,13 +100,15 @@ class OrderedGroup(TyperGroup):
             if hasattr(group, "commands")
         }
         suggestions = [
-            f"{group_name} {name}" for group_name, group in groups.items() if name in group.commands
+            f"{group_name} {typed_name}"
+            for group_name, group in groups.items()
+            if typed_name in group.commands
         ]
-        if not groups and is_source(name):
+        if not groups and is_source(typed_name):
             first_command = self.list_commands(ctx)[0]
-            suggestions = [f"{first_command} {shlex.quote(name)}"]
+            suggestions = [f"{first_command} {shlex.quote(typed_name)}"]
         if not suggestions:
-            suggestions = get_close_matches(name, self.commands, n=3)
+            suggestions = get_close_matches(typed_name, self.commands, n=3)
         if not suggestions:
             return ""
         commands = ", ".join(f"{ctx.command_path} {suggestion}" for suggestion in suggestions)
@@ -126,14 +133,15 @@ def _panel_of_command(command_name: str) -> str | None:
 
 def _assign_option_panels(options: list[Any]) -> None:
     """Put the options of a long list into their panels."""
-    # Without --study, --models and --tasks say what a study asks for, not what is read.
-    reads_scores = any("--study" in option.opts for option in options)
-    panel_by_option = {
-        name: panel for panel, names in OPTION_PANELS.items() for name in names.split()
-    }
+    # Where no scores are read (run, select), --models and --tasks say what to compute.
+    option_names = {name for option in options for name in option.opts}
+    reads_scores = "--study" in option_names and "--data" not in option_names
+    panel_by_option: dict[str, str] = {}
+    for panel_name, names_in_panel in OPTION_PANELS.items():
+        panel_by_option.update(dict.fromkeys(names_in_panel.split(), panel_name))
     for option in options:
         panel = panel_by_option.get(option.opts[0].removeprefix("--"))
-        if panel is not None and (reads_scores or panel != "What is read"):
+        if panel is not None and (reads_scores or panel != READ_PANEL):
             option.rich_help_panel = panel
 
 
@@ -245,9 +253,9 @@ def error_in_words(error: BaseException) -> PotentiaError | None:
     if isinstance(error, PotentiaError):
         return error
     if not isinstance(error, Exception):  # Rust code of a library panicked over some file
-        return PotentiaError(f"a library broke down: {first_line(error)}")
+        return PotentiaError(f"a library failed: {first_line(error)}")
     if isinstance(error, UnicodeError):
-        return InputError(f"a name or path is no Unicode text: {getattr(error, 'reason', error)}")
+        return InputError(f"a name or path is not Unicode text: {getattr(error, 'reason', error)}")
     error_number = getattr(error, "errno", None)
     if error_number == errno.ENAMETOOLONG:
         return InputError("a path is too long for this system")
@@ -259,8 +267,8 @@ def error_in_words(error: BaseException) -> PotentiaError | None:
     if _is_out_of_memory(error):
         return PotentiaError(
             f"memory ran out: {message}".removesuffix(": "),
-            hint="is it limited (ulimit -v, a container, a scheduler)?"
-            " Libraries alone take some 3 GB of addresses",
+            hint="raise its limit (ulimit -v, a container, a scheduler):"
+            " the libraries alone need 3 GB of address space",
         )
     return None
 
@@ -285,24 +293,32 @@ def repeat_flags(command: Any, arguments: list[str]) -> list[str]:
     """Repeat the flag before each of several values: ``--models A B`` means ``--models A --models B``.
 
     Click knows the second way alone; which options take several is the command's to say. A source of scores may stand
-    before or after them: ``analyze rankings --tasks x y scores.csv``. Where one stands by itself, all values after a
-    flag are the flag's; else those at the end of a flag's values that are files, folders or database URLs are sources.
+    before or after them: ``analyze rankings --tasks x y scores.csv``. A word that belongs to no flag is taken as the
+    source, and all values after a flag are the flag's; without such a word, the last values of a flag that are files,
+    folders or URLs are sources (never its first).
     ``--`` ends the values of a flag in any case.
     """
-    command, command_name, rest = _find_command(command, arguments)
-    command_words = arguments[: len(arguments) - len(rest)]
-    after_dashes = rest[rest.index("--") :] if "--" in rest else []
-    before_dashes = rest[: len(rest) - len(after_dashes)]
-    options_by_flag = {
-        flag: option for option in command.params for flag in option.opts if _is_flag(flag)
-    }
+    command, command_name, command_arguments = _find_command(command, arguments)
+    command_words = arguments[: len(arguments) - len(command_arguments)]
+    after_dashes: list[str] = []
+    if "--" in command_arguments:
+        after_dashes = command_arguments[command_arguments.index("--") :]
+    before_dashes = command_arguments[: len(command_arguments) - len(after_dashes)]
+    options_by_flag = {}
+    for option in command.params:
+        for flag in filter(_is_flag, option.opts):
+            options_by_flag[flag] = option
     groups = _group_by_flag(before_dashes, options_by_flag)
     multiple_flags = {flag for flag, option in options_by_flag.items() if option.multiple}
     has_no_positional = all(_is_flag(group[0]) for group in groups)
     if has_no_positional and not after_dashes[1:]:
-        lending_flags = multiple_flags - FLAGS_WITH_FILES.get(command_name, frozenset())
-        lending_groups = [group for group in groups if group[0] in lending_flags]
-        sources = _take_sources(lending_groups, _max_positional(command))
+        flags_that_may_end_in_sources = multiple_flags - FLAGS_WITH_FILES.get(
+            command_name, frozenset()
+        )
+        groups_that_may_end_in_sources = [
+            group for group in groups if group[0] in flags_that_may_end_in_sources
+        ]
+        sources = _take_sources(groups_that_may_end_in_sources, _max_positional(command))
         if sources:
             after_dashes = ["--", *sources]
     repeated: list[str] = []
@@ -313,29 +329,33 @@ def repeat_flags(command: Any, arguments: list[str]) -> list[str]:
 
 def _find_command(command: Any, arguments: list[str]) -> tuple[Any, str, list[str]]:
     """Return the command that the first words name, its name, and the words after it."""
-    name = ""
-    rest = arguments
-    while rest and rest[0] in getattr(command, "commands", {}):
-        name = rest[0]
-        command = command.commands[name]
-        rest = rest[1:]
-    return command, name, rest
+    command_name = ""
+    command_arguments = arguments
+    while command_arguments and command_arguments[0] in getattr(command, "commands", {}):
+        command_name = command_arguments[0]
+        command = command.commands[command_name]
+        command_arguments = command_arguments[1:]
+    return command, command_name, command_arguments
 
 
 def _max_positional(command: Any) -> int:
     """Return how many arguments a command takes beside its options."""
-    counts = [
+    nargs_of_arguments = [
         parameter.nargs for parameter in command.params if parameter.param_type_name == "argument"
     ]
-    if any(count < 0 for count in counts):
+    # Click's nargs of −1: the argument takes any number of words; the others take one each.
+    if any(nargs < 0 for nargs in nargs_of_arguments):
         return sys.maxsize
-    return len(counts)
+    return len(nargs_of_arguments)
 
 
 def _repeat_flag(flag: str, *values: str) -> list[str]:
     if not values:
         return [flag]
-    return [part for value in values for part in (flag, value)]
+    repeated: list[str] = []
+    for value in values:
+        repeated += [flag, value]
+    return repeated
 
 
 def _is_flag(text: str) -> bool:
@@ -350,11 +370,11 @@ def _group_by_flag(arguments: list[str], options_by_flag: dict[str, Any]) -> lis
         group = [remaining.pop(0)]
         option = options_by_flag.get(group[0])
         if option is not None and not option.is_flag:
-            count = option.nargs
+            value_count = option.nargs
             if option.multiple:
-                count = len(list(takewhile(lambda text: not _is_flag(text), remaining)))
-            group += remaining[:count]
-            del remaining[:count]
+                value_count = len(list(takewhile(lambda text: not _is_flag(text), remaining)))
+            group += remaining[:value_count]
+            del remaining[:value_count]
         groups.append(group)
     return groups
 
@@ -366,7 +386,7 @@ def _take_sources(groups: list[list[str]], max_sources: int) -> list[str]:
         while (
             start > 2
             and len(group) - start < max_sources
-            and is_source(group[start - 1], last=start == len(group))
+            and is_source(group[start - 1], is_last=start == len(group))
         ):
             start -= 1
         sources = group[start:]
@@ -376,15 +396,21 @@ def _take_sources(groups: list[list[str]], max_sources: int) -> list[str]:
     return []
 
 
-def is_source(value: str, *, last: bool = True) -> bool:
+def is_source(argument: str, *, is_last: bool = True) -> bool:
     """Say whether a value is scores, a file, a folder or a URL; a task may have a folder's name unless it is last."""
-    if "://" in value or Path(value).suffix in SCORE_SUFFIXES:
+    if "://" in argument or Path(argument).suffix in SCORE_SUFFIXES:
+        return True
+    return is_readable(argument) and (is_last or "/" in argument or bool(Path(argument).suffix))
+
+
+def is_readable(argument: str) -> bool:
+    """Say whether a value is a URL, or a file or folder that is there."""
+    if "://" in argument:
         return True
     try:
-        exists = Path(value).expanduser().exists()
+        return Path(argument).expanduser().exists()
     except (OSError, ValueError, RuntimeError):
         return False
-    return exists and (last or "/" in value or bool(Path(value).suffix))
 
 
 # The command groups register themselves on import; each is light until its command runs.

@@ -12,13 +12,10 @@ import potentia
 from potentia.cli.app import app
 from potentia.cli.command import command
 from potentia.cli.option_groups import (
-    Allow,
     ColumnMap,
     DataFolder,
-    DropBadRows,
     OptionalText,
     OutputOptions,
-    give_consent,
     parse_pairs,
 )
 from potentia.cli.output import (
@@ -52,23 +49,16 @@ class TaskOptions(OutputOptions):
     )
     data_dir: DataFolder = None
     columns: ColumnMap = None
-    drop_bad_rows: DropBadRows = None
-    allow: Allow = None
 
-    def load_task(self, name: str) -> Task:
-        """Load the task; own data with the columns that were mapped."""
+    def load_task(self, task_name: str) -> Task:
+        """Load the task; own data with the columns that were mapped. Notes say which rows cannot be used."""
         own_data = None
         if self.columns:
             own_data = potentia.tasks.UserData(
-                (name,),
-                columns=parse_pairs(self.columns),
-                drop_bad_rows=bool(self.drop_bad_rows),
+                (task_name,), columns=parse_pairs(self.columns), drop_bad_rows=True
             )
         return potentia.tasks.load(
-            name,
-            data_dir=self.data_dir,
-            own=own_data,
-            drop_bad_rows=bool(self.drop_bad_rows),
+            task_name, data_dir=self.data_dir, user_data=own_data, drop_bad_rows=True
         )
 
 
@@ -97,16 +87,32 @@ def _list_benchmarks(as_json: bool) -> None:
     categories = ", ".join(f"{short} {long}" for short, long in potentia.facts.CATEGORIES.items())
     in_paper = []
     excluded = []
-    others = []
-    for known in benchmarks:
-        if known.status == "paper":
+    unclassified = []
+    for benchmark in benchmarks:
+        if benchmark.status == "paper":
             in_paper.append(
-                (known.task, known.name, known.category, known.metric, known.train_size)
+                (
+                    benchmark.task,
+                    benchmark.name,
+                    benchmark.category,
+                    benchmark.metric,
+                    benchmark.train_size,
+                )
             )
-        elif known.status == "excluded":
-            excluded.append((known.task, known.name, known.metric, known.train_size, known.reason))
+        elif benchmark.status == "excluded":
+            excluded.append(
+                (
+                    benchmark.task,
+                    benchmark.name,
+                    benchmark.metric,
+                    benchmark.train_size,
+                    benchmark.reason,
+                )
+            )
         else:
-            others.append((known.task, known.name, known.metric, known.reason))
+            unclassified.append(
+                (benchmark.task, benchmark.name, benchmark.metric, benchmark.reason)
+            )
     print_answer(
         as_json,
         benchmarks,
@@ -114,26 +120,28 @@ def _list_benchmarks(as_json: bool) -> None:
             "Benchmarks of train-before-test",
             ("task", "name", "category", "metric", "train"),
             in_paper,
-            note=f"{categories}. Train: documents of the public split.",
+            note=f"{categories}. Train: examples of the public split.",
         ),
         Table("Left out there", ("task", "name", "metric", "train", "reason"), excluded),
-        Table("Others: MMLU and leaderboard v2", ("task", "name", "metric", "note"), others),
+        Table("Others: MMLU and leaderboard v2", ("task", "name", "metric", "note"), unclassified),
     )
 
 
 def _list_all_task_names(as_json: bool) -> None:
-    value = {}
+    answer = {}
     lines = []
-    for name, entry in sorted(potentia.tasks.task_index().items()):
-        value[name] = {"kind": entry.kind, "file": entry.path}
-        lines.append(name if entry.kind == "task" else f"{name} ({entry.kind})")
-    print_answer(as_json, value, *lines)
+    for task_name, entry in sorted(potentia.tasks.task_index().items()):
+        answer[task_name] = {"kind": entry.kind, "file": entry.path}
+        lines.append(task_name if entry.kind == "task" else f"{task_name} ({entry.kind})")
+    for task_name, file in potentia.tasks.shipped_tasks().items():
+        answer.setdefault(task_name, {"kind": "task", "file": str(file)})
+        lines.append(f"{task_name} (defined by Potentia)")
+    print_answer(as_json, answer, *lines)
 
 
-def _show_task(options: TaskOptions, name: str) -> None:
+def _show_task(options: TaskOptions, task_name: str) -> None:
     """Show a task: splits and their sizes, metric, three examples with the right answer marked, train/test overlap."""
-    give_consent(options.allow)
-    task = options.load_task(name)
+    task = options.load_task(task_name)
     overlap = potentia.tasks.measure_overlap(task)
     prompts = task.prompts(task.documents("test")[:3])
     if options.as_json:
@@ -145,21 +153,24 @@ def _show_task(options: TaskOptions, name: str) -> None:
         f"[bold]{escape(task.name)}[/bold] · {task.kind}{subtasks} · {escape(task.metric)} ({direction})"
     )
     splits = (
-        ("train", task.plan.train),
-        ("validation", task.plan.validation),
-        ("test", task.plan.test),
+        ("train", task.split_plan.train),
+        ("validation", task.split_plan.validation),
+        ("test", task.split_plan.test),
     )
-    rows = [(name, split.used, split.available, split.origin) for name, split in splits]
-    print_table(Table("Splits", ("split", "documents", "before the cap", "comes from"), rows))
+    table_rows = [
+        (split_name, split.used, split.available, split.origin_label)
+        for split_name, split in splits
+    ]
+    print_table(Table("Splits", ("split", "examples", "before the cap", "comes from"), table_rows))
     print_lines(*task.notes)
-    for number, prompt in enumerate(prompts, start=1):
-        _print_prompt(number, prompt)
+    for prompt_number, prompt in enumerate(prompts, start=1):
+        _print_prompt(prompt_number, prompt)
     shared = (
         ("the same question", overlap.train_exact, overlap.test_exact),
         ("a run of 13 words", overlap.train_ngram, overlap.test_ngram),
     )
     print_table(
-        Table("Shared by train and test", ("what", "documents of train", "of test"), shared)
+        Table("Shared by train and test", ("what", "training examples", "test examples"), shared)
     )
     print_lines(f"fingerprint {task.fingerprint}", style="dim")
 
@@ -185,15 +196,15 @@ def _task_as_json(task: Task, overlap: Overlap, prompts: list[Prompt]) -> dict[s
         "fingerprint": task.fingerprint,
         "labels": task.labels,
         "notes": task.notes,
-        "splits": task.plan.to_dict(),
+        "splits": task.split_plan.to_dict(),
         "examples": examples,
         "overlap": overlap.to_dict(),
     }
 
 
-def _print_prompt(number: int, prompt: Prompt) -> None:
+def _print_prompt(prompt_number: int, prompt: Prompt) -> None:
     """Print a prompt with its choices, the right one marked."""
-    console.print(f"[bold]Example {number}[/bold] [dim](document {prompt.doc_id})[/dim]")
+    console.print(f"[bold]Example {prompt_number}[/bold] [dim](doc_id {prompt.doc_id})[/dim]")
     contexts = {getattr(request, "context", "") for request in prompt.requests}
     has_one_context = len(contexts) == 1
     if has_one_context:
@@ -201,11 +212,11 @@ def _print_prompt(number: int, prompt: Prompt) -> None:
     if prompt.choices:
         right_answers = set(prompt.gold.split(" | "))
         for choice, request in zip(prompt.choices, prompt.requests, strict=False):
-            shown = choice
+            choice_text = choice
             if not has_one_context:
-                shown += getattr(request, "continuation", "")
+                choice_text += getattr(request, "continuation", "")
             mark = "[bold green]→[/bold green]" if choice in right_answers else " "
-            console.print(f"  {mark} {escape(_shorten(shown))}", soft_wrap=True)
+            console.print(f"  {mark} {escape(_shorten(choice_text))}", soft_wrap=True)
     elif prompt.gold:
         console.print(
             f"  [bold green]→[/bold green] {escape(_shorten(prompt.gold))}", soft_wrap=True
@@ -216,5 +227,5 @@ def _print_prompt(number: int, prompt: Prompt) -> None:
 def _shorten(text: str) -> str:
     if len(text) <= MAX_PROMPT_CHARACTERS:
         return text
-    half = MAX_PROMPT_CHARACTERS // 2
-    return f"{text[:half]} … {text[-half:]}"
+    half_length = MAX_PROMPT_CHARACTERS // 2
+    return f"{text[:half_length]} … {text[-half_length:]}"

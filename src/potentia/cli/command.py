@@ -39,15 +39,25 @@ class PlainCommand(TyperCommand):
 
 
 def show_flags_plainly(parameters: list[Any]) -> list[Any]:
-    """Take the type away from options that take no value."""
+    """Take the type away from options that take no value, and from arguments, whose names say what they are."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = _no_type
     return parameters
 
 
+def _no_type(ctx: Any) -> None:
+    """Stand for the type of an argument in its help, which would be Python's: ``<list[str]>``."""
+
+
 def command(
-    group: typer.Typer, name: str, options_type: type[OptionsT], *, needs: Extra | None = None
+    group: typer.Typer,
+    command_name: str,
+    options_type: type[OptionsT],
+    *,
+    needs: Extra | None = None,
 ) -> Callable[[Callable[[OptionsT], None]], Callable[[OptionsT], None]]:
     """Register a function as a command of a group; its docstring is the help.
 
@@ -66,7 +76,7 @@ def command(
             parameter.name: parameter.annotation for parameter in signature.parameters.values()
         }
         run_action.__doc__ = action.__doc__
-        group.command(name, cls=PlainCommand)(run_action)
+        group.command(command_name, cls=PlainCommand)(run_action)
         return action
 
     return register
@@ -78,8 +88,8 @@ def signature_of(options_type: type) -> inspect.Signature:
     fields_by_name = {field.name: field for field in fields(options_type)}
     arguments = []
     options = []
-    for name, annotation in annotations.items():
-        parameter = _parameter_of(fields_by_name[name], annotation)
+    for option_name, annotation in annotations.items():
+        parameter = _parameter_of(fields_by_name[option_name], annotation)
         if _is_argument(annotation):
             arguments.append(parameter)
         else:
@@ -91,8 +101,8 @@ def _annotations_own_first(options_type: type) -> dict[str, Any]:
     """Return the types of all fields: those of the class itself first, then those of its bases."""
     annotations: dict[str, Any] = {}
     for cls in options_type.__mro__:
-        for name, annotation in _annotations_of(cls).items():
-            annotations.setdefault(name, annotation)
+        for option_name, annotation in _annotations_of(cls).items():
+            annotations.setdefault(option_name, annotation)
     return annotations
 
 
@@ -103,7 +113,7 @@ def _annotations_of(cls: type) -> dict[str, Any]:
 
 
 def _is_argument(annotation: Any) -> bool:
-    return any(isinstance(part, ArgumentInfo) for part in annotation.__metadata__)
+    return any(isinstance(metadata, ArgumentInfo) for metadata in annotation.__metadata__)
 
 
 def _parameter_of(field: Field[Any], annotation: Any) -> inspect.Parameter:

@@ -9,7 +9,6 @@ import potentia
 from potentia.cli.output import error_console, print_answer
 from potentia.errors import InputError
 from potentia.values.findings import Table
-from potentia.values.training_form import TrainingForm
 
 if TYPE_CHECKING:
     from potentia.facts import ModelFacts
@@ -38,39 +37,36 @@ def check_model(
             device=device or "auto",
             dtype=dtype or "auto",
         )
+    lora = LoraConfig(r=4, alpha=8, dropout=0.0, targets=None, kind="lora")
     with error_console.status("comparing with transformers and PEFT …"):
-        comparisons = compare_with_peft(loaded, LoraConfig(4, 8, 0.0, None, "lora"))
+        comparisons = compare_with_peft(loaded, lora)
     loaded_dtype = str(loaded.dtype).removeprefix("torch.")
     description = f"{type(loaded.model).__name__} in {loaded_dtype} on {loaded.device}"
-    rows = [
-        (
-            comparison.quantity,
-            f"{comparison.off:.2g}",
-            f"{comparison.limit:.2g}",
-            "right" if comparison.right else "WRONG",
-            comparison.computed_by,
-            comparison.note,
-        )
-        for comparison in comparisons
-    ]
-    columns = ("compared", "off by", "right up to", "verdict", "computed as", "unit")
-    refusals = loaded.record.get("training", {}).get("not_taken", {})
+    table_rows = []
+    for comparison in comparisons:
+        outcome = "right" if comparison.right else "WRONG"
+        distance = (f"{comparison.off:.2g}", f"{comparison.limit:.2g}")
+        unit = comparison.note  # what "off by" counts or is a share of
+        table_rows.append((comparison.quantity, *distance, outcome, comparison.computed_by, unit))
+    column_names = ("compared", "off by", "right up to", "result", "computed as", "unit")
+    training = loaded.record.training
+    refusals = {} if training is None else training.not_taken
     all_right = all(comparison.right for comparison in comparisons)
-    value = {
+    answer = {
         "model": model,
         "as": description,
         "right": all_right,
         "compared": [{**vars(comparison), "right": comparison.right} for comparison in comparisons],
-        "record": loaded.record,
+        "record": loaded.record.to_dict(),
     }
     facts = potentia.facts.models().find(model)
     known_facts = [] if facts is None else [_describe_facts(facts)]
     print_answer(
         as_json,
-        value,
+        answer,
         *known_facts,
-        Table(description, columns, rows),
-        *(f"Not taken: {TrainingForm(form).words}: {reason}" for form, reason in refusals.items()),
+        Table(description, column_names, table_rows),
+        *(f"Not taken: {form.words}: {reason}" for form, reason in refusals.items()),
     )
     return all_right
 

@@ -48,7 +48,7 @@ NEW_OPTIONS = {
     "--dtype": "--set dtype=bfloat16",
     "--seed": "--set seed=1",
     "--seeds": "--set seeds=3",
-    "--price": "--set price='3.5 EUR/h'",
+    "--price": "prices: {any: 3.5 EUR/h}  in ~/.config/potentia/config.yaml; of one run: --set price='3.5 EUR/h'",
     "--epochs": "--set tuning.epochs=3",
     "--learning-rates": "--set tuning.learning_rates=[1e-4,3e-4]",
     "--train": "--set caps.train=400",
@@ -78,6 +78,14 @@ NEW_OPTIONS = {
     "--exposed": "potentia papers test-task --group exposed",
     "--before": "potentia papers test-task --protocols BEFORE AFTER",
     "--after": "potentia papers test-task --protocols BEFORE AFTER",
+    "--items": f"{_PYTHON} potentia.report(source, items=N)",
+    "--unchecked-base": f"{_PYTHON} potentia.predict(adapter, rows, unchecked_base=True)",
+    "--allow": "POTENTIA_ALLOW_CODE=1 in the environment",
+    "--drop-bad-rows": "not needed here: rows that cannot be used are left out and counted",
+    "--history": f"{_PYTHON} potentia.analysis.completion.find_outlook(evidence, history=…)",
+    "--key-env": "the key in the environment variable POTENTIA_JUDGE_KEY",
+    "--token": "the token in the environment variable POTENTIA_TOKEN",
+    "--data-dir": "data_dir in the study file that the store was made with",
     "--instruct-by": f"{_PYTHON} potentia.find_consistency(source, instruct_by=…)",
     "--unit": f"{_PYTHON} potentia.find_stability(source, unit=…)",
     "--power": f"{_PYTHON} potentia.find_stability(source, power=…)",
@@ -85,15 +93,15 @@ NEW_OPTIONS = {
 }
 
 
-def refuse_old_names(root: Any, arguments: list[str]) -> None:
+def refuse_old_names(root_group: Any, arguments: list[str]) -> None:
     """Refuse a command or an option of an earlier version with one line that says the new name."""
-    names = arguments[: _count_leading_words(arguments)]
+    command_words = arguments[: _count_leading_words(arguments)]
     for length in (2, 1):
-        new_name = NEW_COMMANDS.get(tuple(names[:length]))
-        if new_name is not None and not _has_command(root, names[:length]):
-            old_name = " ".join(["potentia", *names[:length]])
+        new_name = NEW_COMMANDS.get(tuple(command_words[:length]))
+        if new_name is not None and not _has_command(root_group, command_words[:length]):
+            old_name = " ".join(["potentia", *command_words[:length]])
             raise InputError(f"`{old_name}` is now: {new_name}")
-    command = root
+    command = root_group
     for position, name in enumerate(arguments):
         if name not in getattr(command, "commands", {}):
             _refuse_old_options(command, arguments[position:])
@@ -102,7 +110,9 @@ def refuse_old_names(root: Any, arguments: list[str]) -> None:
 
 
 def _refuse_old_options(command: Any, arguments: list[str]) -> None:
-    known_flags = {flag for parameter in command.params for flag in parameter.opts}
+    known_flags: set[str] = set()
+    for parameter in command.params:
+        known_flags.update(parameter.opts)
     for argument in arguments:
         if argument == "--":
             return
@@ -112,16 +122,16 @@ def _refuse_old_options(command: Any, arguments: list[str]) -> None:
 
 
 def _count_leading_words(arguments: list[str]) -> int:
-    for count, argument in enumerate(arguments):
+    for word_count, argument in enumerate(arguments):
         if argument.startswith("-"):
-            return count
+            return word_count
     return len(arguments)
 
 
-def _has_command(root: Any, names: list[str]) -> bool:
-    command = root
-    for name in names:
-        command = getattr(command, "commands", {}).get(name)
+def _has_command(root_group: Any, command_words: list[str]) -> bool:
+    command = root_group
+    for command_word in command_words:
+        command = getattr(command, "commands", {}).get(command_word)
         if command is None:
             return False
     return True

@@ -50,13 +50,6 @@ Allow = Annotated[
         help="code (of your task files), pickle (*.bin weights), missing-weights (filled at random).",
     ),
 ]
-UncheckedBase = Annotated[
-    bool,
-    typer.Option(
-        "--unchecked-base",
-        help="Use this base although the adapter does not name its content.",
-    ),
-]
 Workers = Annotated[
     int,
     typer.Option(min=0, metavar="N", help="Models at once; 0 fits them to the GPUs; one on a CPU."),
@@ -65,12 +58,18 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 StudyNames = Annotated[
     OptionalTexts,
     typer.Option(
-        metavar="NAME", help="Studies of the store, by name or key, or all; else the latest."
+        metavar="NAME",
+        help="Studies of the store: names, beginnings of keys, or all; by default the latest.",
     ),
 ]
 ReadProtocols = Annotated[
     OptionalTexts,
-    typer.Option("--protocols", "--protocol", metavar="NAME", help="Only these protocols."),
+    typer.Option(
+        "--protocols",
+        "--protocol",
+        metavar="NAME",
+        help="Only these: direct (before fine-tuning), few_shot:K, train_before_test …",
+    ),
 ]
 ReadTasks = Annotated[
     OptionalTexts,
@@ -97,7 +96,7 @@ ColumnMap = Annotated[
 PriceOption = Annotated[
     OptionalText,
     typer.Option(
-        "--price", metavar="PRICE", help="Of an hour of this machine: 3.5/h or 3.5 EUR/h."
+        "--price", metavar="PRICE", help="Price of an hour of this machine: 3.5/h or 3.5 EUR/h."
     ),
 ]
 ModelFactsFile = Annotated[
@@ -131,7 +130,7 @@ ProtocolNames = Annotated[
         "--protocols",
         "--protocol",
         metavar="NAME",
-        help="direct, few_shot:K, train_before_test, adjust.",
+        help="direct (before fine-tuning), few_shot:K, train_before_test (after it), adjust.",
     ),
 ]
 StudyFields = Annotated[
@@ -216,8 +215,15 @@ class EvidenceOptions(OutputOptions):
 
     def read_arguments(self) -> dict[str, Any]:
         """Return the arguments of ``potentia.evidence.read`` that this command has."""
-        names = ("study", "protocols", "tasks", "models", "facts", "columns")
-        return {name: getattr(self, name) for name in names if hasattr(self, name)}
+        argument_names = ("study", "protocols", "tasks", "models", "facts", "columns")
+        return {
+            argument_name: getattr(self, argument_name)
+            for argument_name in argument_names
+            if hasattr(self, argument_name)
+        }
+
+    def check_arguments(self) -> None:
+        """Refuse arguments that cannot be meant; a command with arguments of its own says which."""
 
     def figure_targets(self) -> list[FigureTarget]:
         """Return where figures go; nowhere where the command draws none."""
@@ -294,8 +300,8 @@ class StudyOptions(OutputOptions):
 
     def _check_files(self, files: list[str]) -> None:
         """Refuse options about files where no file is given."""
-        for option, value in (("--map", self.columns), ("--folds", self.folds)):
-            if value and not files:
+        for option, option_value in (("--map", self.columns), ("--folds", self.folds)):
+            if option_value and not files:
                 raise InputError(
                     f"{option} is for your own files, and --tasks names none",
                     hint="give a csv, jsonl or parquet file, or write it into the study file",
@@ -309,13 +315,13 @@ def parse_pairs(pairs: list[str] | None, option: str = "--map") -> dict[str, str
     """Read the values of ``--map FIELD=COLUMN``; a column's name may hold ``=`` too."""
     value_by_name = {}
     for pair in pairs or ():
-        name, _, value = pair.partition("=")
-        if not name or not value:
+        key, _, value = pair.partition("=")
+        if not key or not value:
             raise InputError(
-                f"{option} takes two names with = between, not {name or value!r}",
-                hint=f"such as {option} {name or value or 'score'}=COLUMN",
+                f"{option} takes two names with = between, not {key or value!r}",
+                hint=f"such as {option} {key or value or 'score'}=COLUMN",
             )
-        value_by_name[name.strip()] = value
+        value_by_name[key.strip()] = value
     return value_by_name
 
 
@@ -325,47 +331,49 @@ def parse_fields(pairs: list[str] | None) -> dict[str, Any]:
 
     settings: dict[str, Any] = {}
     for pair in pairs or ():
-        path, separator, text = pair.partition("=")
-        names = path.strip().split(".")
-        if not separator or not all(names):
+        setting_path, separator, value_text = pair.partition("=")
+        field_path = setting_path.strip().split(".")
+        if not separator or not all(field_path):
             raise InputError(
                 f"--set takes FIELD=VALUE, not {pair!r}", hint="such as --set tuning.epochs=3"
             )
         try:
-            value = yaml.safe_load(text)
+            value = yaml.safe_load(value_text)
         except yaml.YAMLError:
             raise InputError(
-                f"the value of {path} cannot be read: {text!r}",
+                f"the value of {setting_path} cannot be read: {value_text!r}",
                 hint="write it as in a study file, as tuning.learning_rates=[1e-4,3e-4]",
             ) from None
         record = settings
-        for name in names[:-1]:
-            record = record.setdefault(name, {})
+        for field_name in field_path[:-1]:
+            record = record.setdefault(field_name, {})
             if not isinstance(record, dict):
-                raise InputError(f"--set gives {name} a value and fields", hint="give one of them")
-        record[names[-1]] = value
+                raise InputError(
+                    f"--set gives {field_name} a value and fields", hint="give one of them"
+                )
+        record[field_path[-1]] = value
     return settings
 
 
-def merge_settings(settings: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with more over them, record by record."""
+def merge_settings(settings: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with the overrides in them, record by record."""
     merged = dict(settings)
-    for name, value in more.items():
-        known = merged.get(name)
-        if isinstance(value, dict) and isinstance(known, dict):
-            merged[name] = merge_settings(known, value)
+    for setting, value in overrides.items():
+        earlier_value = merged.get(setting)
+        if isinstance(value, dict) and isinstance(earlier_value, dict):
+            merged[setting] = merge_settings(earlier_value, value)
         else:
-            merged[name] = value
+            merged[setting] = value
     return merged
 
 
 def describe_file(
-    file: str, column_pairs: list[str] | None, folds: int | None = None
+    file_name: str, column_pairs: list[str] | None, folds: int | None = None
 ) -> dict[str, Any]:
     """Describe data of one's own as a study does: its short name, the file, its columns, its folds."""
-    path = Path(file).expanduser()
-    name = path.stem if path.is_file() else path.resolve().name
-    entry: dict[str, Any] = {"name": name, "file": file}
+    file_path = Path(file_name).expanduser()
+    study_name = file_path.stem if file_path.is_file() else file_path.resolve().name
+    entry: dict[str, Any] = {"name": study_name, "file": file_name}
     if column_pairs:
         entry["columns"] = parse_pairs(column_pairs)
     if folds is not None:
@@ -405,7 +413,7 @@ def describe_checkpoints(source: str) -> dict[str, str]:
     """Describe a pretraining run, as a study file would, by the folder or repository of its checkpoints."""
     folder = Path(source).expanduser()
     if folder.is_dir():
-        name = folder.resolve().name
+        run_name = folder.resolve().name
     else:
-        name = source.rpartition("/")[2]
-    return {"name": name, "path": source, "checkpoints": source}
+        run_name = source.rpartition("/")[2]
+    return {"name": run_name, "path": source, "checkpoints": source}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import sys
@@ -20,14 +21,16 @@ from rich.table import Table as RichTable
 
 import potentia
 from potentia.errors import InputError, PotentiaError, without_password
+from potentia.extras import Extra, is_installed
 from potentia.values.findings import (
     Finding,
     Table,
     drop_empty_columns,
     format_cell,
-    jsonable,
-    on_one_scale,
+    put_on_one_scale,
+    to_json_values,
 )
+from potentia.values.wording import set_signs, set_signs_of_cell
 
 
 class Verbosity(Enum):
@@ -50,9 +53,9 @@ class SafeConsole(Console):
         """Print as Rich does."""
         if not self.is_terminal:
             rich_options.setdefault("soft_wrap", True)
-        cleaned = [
-            without_password(value) if isinstance(value, str) else value for value in objects
-        ]
+        cleaned = []
+        for printed in objects:
+            cleaned.append(without_password(printed) if isinstance(printed, str) else printed)
         super().print(*cleaned, **rich_options)
 
 
@@ -64,6 +67,11 @@ def set_verbosity(verbosity: Verbosity) -> None:
     """Say how much commands print beside the answer; with ``--quiet`` only errors go to standard error."""
     error_console.quiet = verbosity is Verbosity.QUIET
     error_console.verbosity = verbosity
+
+
+def is_quiet() -> bool:
+    """Whether the user asked for the answer alone."""
+    return error_console.verbosity is Verbosity.QUIET
 
 
 def is_verbose() -> bool:
@@ -97,24 +105,26 @@ def show_status(text: str) -> Iterator[Callable[[str], None]]:
         yield lambda new_text: spinner.update(f"{new_text} …")
 
 
-def confirm(action: str, *, yes: bool) -> None:
+def confirm(action: str, *, is_confirmed: bool) -> None:
     """Go on where the user gave --yes or agrees now; where there is no terminal to ask, --yes is needed."""
-    if yes:
+    if is_confirmed:
         return
     if not sys.stdin.isatty():
         raise InputError(f"this would {action}", hint="say that you mean it: --yes")
     typer.confirm(f"{action[:1].upper()}{action[1:]}?", abort=True)
 
 
-def rows_as_dicts(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+def rows_as_dicts(
+    column_names: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> list[dict[str, Any]]:
     """Return the rows of a table as objects."""
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    return [dict(zip(column_names, row, strict=True)) for row in rows]
 
 
 def print_json(value: Any) -> None:
     """Write one JSON document to standard output."""
-    text = json.dumps(jsonable(value), indent=2, ensure_ascii=False)
-    sys.stdout.write(without_password(text) + "\n")
+    json_text = json.dumps(to_json_values(value), indent=2, ensure_ascii=False)
+    sys.stdout.write(without_password(json_text) + "\n")
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -123,43 +133,42 @@ def print_json(value: Any) -> None:
 def print_table(table: Table, *, to: SafeConsole | None = None) -> None:
     """Print one table: numbers on the right, a dash for a missing value. In a pipe no line is broken."""
     target = to or console
-    is_numeric = [
-        any(isinstance(row[column], (int, float)) for row in table.rows)
-        for column in range(len(table.columns))
-    ]
+    is_numeric = []
+    for column in range(len(table.columns)):
+        is_numeric.append(any(isinstance(row[column], (int, float)) for row in table.rows))
     rows = [_format_row(row, table.digits) for row in table.rows]
     if target.is_terminal:
         _print_rich_table(table, rows, is_numeric, target)
     else:
-        lines = [table.title, *_align_columns(list(table.columns), rows, is_numeric)]
+        lines = [set_signs(table.title), *_align_columns(list(table.columns), rows, is_numeric)]
         if table.note:
-            lines.append(table.note)
+            lines.append(set_signs(table.note))
         for line in lines:
             target.print(line, markup=False)
     target.print()
 
 
 def _format_row(row: Sequence[Any], digits: int) -> list[str]:
-    return [without_password(format_cell(cell, digits)) for cell in row]
+    return [without_password(set_signs_of_cell(format_cell(cell, digits))) for cell in row]
 
 
 def _print_rich_table(
     table: Table, rows: list[list[str]], is_numeric: list[bool], target: SafeConsole
 ) -> None:
     drawn = RichTable(
-        title=escape(without_password(table.title)),
+        title=escape(without_password(set_signs(table.title))),
         title_justify="left",
         title_style="bold",
         header_style="bold",
         box=None,
     )
-    for name, numeric in zip(table.columns, is_numeric, strict=True):
-        drawn.add_column(escape(name), justify="right" if numeric else "left", overflow="fold")
+    for column, numeric in zip(table.columns, is_numeric, strict=True):
+        drawn.add_column(escape(column), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         drawn.add_row(*map(escape, row))
     target.print(drawn)
     if table.note:
-        target.print(f"[dim]{escape(table.note)}[/dim]")
+        target.print(f"[dim]{escape(set_signs(table.note))}[/dim]")
 
 
 def _align_columns(columns: list[str], rows: list[list[str]], is_numeric: list[bool]) -> list[str]:
@@ -181,11 +190,11 @@ def _align_columns(columns: list[str], rows: list[list[str]], is_numeric: list[b
 def print_findings(findings: Mapping[str, Finding], *, as_json: bool = False) -> None:
     """Print findings as tables, each with its headline, or all of them as one JSON object keyed by name."""
     if as_json:
-        print_json({name: finding.to_dict() for name, finding in findings.items()})
+        print_json({finding_name: finding.to_dict() for finding_name, finding in findings.items()})
         return
     for finding in findings.values():
-        headline = getattr(finding, "headline", str)  # some findings have one
-        print_tables_and_sentences(informative_tables(finding), (), headline())
+        headline = finding.headline() if hasattr(finding, "headline") else ""
+        print_tables_and_sentences(informative_tables(finding), (), headline)
 
 
 def informative_tables(*findings: Finding) -> list[Table]:
@@ -209,8 +218,8 @@ def print_scoreboard(
     for table in scoreboard.tables():
         hidden = 0 if max_models is None else len(table.rows) - max_models
         if hidden > 0:
-            note = f"… and {hidden} more models ({hint}). {table.note}"
-            table = replace(table, rows=table.rows[:max_models], note=note)
+            table_note = f"… and {hidden} more models ({hint}). {table.note}"
+            table = replace(table, rows=table.rows[:max_models], note=table_note)
         print_table(table)
     if len(scoreboard.standings) > 1:
         print_tables_and_sentences((), scoreboard.certainty(), scoreboard.headline())
@@ -221,9 +230,10 @@ def print_classification(
 ) -> None:
     """Print models beside what needs no fine-tuning, the classes of the best, and what to distrust."""
     tables = finding.tables()
-    shown = tables[:3] if len(finding.labels) <= 8 else tables[:2]
+    has_few_labels = len(finding.labels) <= 8
+    printed_tables = tables[:3] if has_few_labels else tables[:2]
     warnings = finding.sentences() if sentences else finding.sentences()[1:]
-    print_tables_and_sentences(shown, warnings)
+    print_tables_and_sentences(printed_tables, warnings)
 
 
 def print_stopped(store: str) -> None:
@@ -243,9 +253,9 @@ def print_tables_and_sentences(
     for table in tables:
         print_table(table)
     if headline:
-        console.print(headline, style="bold", markup=False)
+        console.print(set_signs(headline), style="bold", markup=False)
     for sentence in sentences:
-        console.print(sentence, markup=False)
+        console.print(set_signs(sentence), markup=False)
 
 
 def find_pretraining_runs(
@@ -264,13 +274,12 @@ def print_notes(evidence: potentia.Evidence) -> None:
     if evidence.table_layout is not None:
         for table in evidence.table_layout.tables():
             print_table(table, to=error_console)
-    print_lines(*evidence.notes, style="dim", to=error_console)
+    print_lines(*map(set_signs, evidence.notes), style="dim", to=error_console)
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 TABLE_FORMATS = ("csv", "tex")
-DEFAULT_FORMAT = "png"
 
 
 @dataclass(frozen=True)
@@ -286,8 +295,7 @@ class FigureTarget:
         path = Path(text)
         format_name = path.suffix.removeprefix(".").lower()
         if not format_name:
-            potentia.show.check_figure_format(DEFAULT_FORMAT)
-            return cls(path, DEFAULT_FORMAT)
+            return cls(path, _choose_figure_format())
         known_formats = (*potentia.show.FORMATS, *TABLE_FORMATS)
         if format_name not in known_formats:
             raise InputError(
@@ -297,6 +305,15 @@ class FigureTarget:
         if format_name not in TABLE_FORMATS:
             potentia.show.check_figure_format(format_name)
         return cls(path.with_suffix(""), format_name)
+
+
+def _choose_figure_format() -> str:
+    """Return the format of figures that name none: PNG, or SVG with a note where nothing converts it."""
+    if is_installed("vl_convert"):
+        return "png"
+    command = Extra.FIGURES.install_command
+    print_lines(f"figures are drawn as SVG; for PNG and PDF: {command}", to=error_console)
+    return "svg"
 
 
 def read_figure_targets(figures: Sequence[str] | None) -> list[FigureTarget]:
@@ -321,9 +338,8 @@ def draw_figures(
             written = potentia.formats.write_tables(tables, folder, [table_format])
             print_lines(f"{len(written)} tables in {folder}", to=error_console)
         else:
-            charts = on_one_scale(
-                chart for finding in all_findings for chart in finding.charts() if chart.has_content
-            )
+            all_charts = itertools.chain.from_iterable(finding.charts() for finding in all_findings)
+            charts = put_on_one_scale(chart for chart in all_charts if chart.has_content)
             with_titles = target.format != "pdf"
             written = potentia.show.draw_all(charts, folder, [target.format], titles=with_titles)
             print_lines(f"{len(written)} figures in {folder}", to=error_console)
@@ -334,9 +350,9 @@ def draw_figures(
 def print_error(error: PotentiaError) -> None:
     """Print an error as: what is wrong, where, and the hint on a line of its own; ``--quiet`` hides no error."""
     error_console.quiet = False
-    place = f"{error.where}: " if error.where else ""
+    location = f"{error.where}: " if error.where else ""
     error_console.print(
-        f"[bold red]error:[/bold red] {escape(place + error.message)}", soft_wrap=True
+        f"[bold red]error:[/bold red] {escape(location + error.message)}", soft_wrap=True
     )
     if error.hint:
         error_console.print(f"  [bold]hint:[/bold] {escape(error.hint)}", soft_wrap=True)

@@ -15,9 +15,19 @@ from rich.table import Table
 
 from potentia.cli.output import error_console, is_verbose
 from potentia.errors import StoreError
-from potentia.run import CellCount, StudyPlan, estimate_seconds_left
+from potentia.run import (
+    PACED,
+    CellCount,
+    StudyPlan,
+    WorkLeft,
+    describe_time_left,
+    estimate_seconds_left,
+)
 from potentia.store import LeaseRecord, Store
-from potentia.timing import format_duration, format_shares, repeatedly
+from potentia.timing import call_repeatedly, format_duration, format_shares
+from potentia.values.findings import short_names
+from potentia.values.protocol import Protocol, TaskName
+from potentia.values.wording import format_count
 
 MAX_ROWS_SHOWN = 18  # of the live table; the rest are counted
 QUIET_SECONDS = 30.0  # after which a plain line says how far the study is
@@ -26,24 +36,31 @@ QUIET_SECONDS = 30.0  # after which a plain line says how far the study is
 class ProgressView:
     """Draws the state of a running study from its store."""
 
-    def __init__(self, plan: StudyPlan, store: Store) -> None:
-        self.plan = plan
+    def __init__(
+        self, study_plan: StudyPlan, store: Store, *, budget_end: float | None = None
+    ) -> None:
+        self.plan = study_plan
+        self._budget_end = budget_end  # a moment, where the run has a budget
         self.store = store
-        self.study_key = plan.key
+        self.study_key = study_plan.key
         self.start_time = time.time()
-        earlier_progress = store.events.read_progress(plan.key)
+        earlier_progress = store.events.read_progress(study_plan.key)
         self._earlier_timestamps = {
-            name: state.get("at") for name, state in earlier_progress.items()
+            model: state.get("at") for model, state in earlier_progress.items()
         }
         self._last_event = store.events.read_last_id(self.study_key)
-        self.total_cells = sum(len(row.cells) for row in plan.rows)
-        pending_cells = sum(len(row.pending) for row in plan.rows)
+        self.total_cells = sum(len(row.cells) for row in study_plan.rows)
+        pending_cells = sum(len(row.pending) for row in study_plan.rows)
         self._finished_before = self.total_cells - pending_cells
-        self.count = CellCount(plan)
+        self.count = CellCount(study_plan)
+        self._work_left = WorkLeft.count(study_plan)
         self.time_shares: list[str] = []  # where the time of each finished row went
+        self.warnings: list[str] = []  # that memory may not suffice
         self._reported_failures: set[tuple[str, str]] = set()
         self._reported_leases: set[str] = set()  # of other runs
         self._drawn = Group()
+        models = [row.model.name for row in study_plan.rows]
+        self._short_names = dict(zip(models, short_names(models), strict=True))
 
     @property
     def ended_cells(self) -> int:
@@ -52,9 +69,17 @@ class ProgressView:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds to go, at the pace of this run; None before its first cell."""
+        """Seconds to go, by the steps and cells that are done; None before there are any.
+
+        The pace of many cells is that of the last ones.
+        """
+        if self._work_left is not None and len(self.count.end_times) <= PACED:
+            ended = self.count.done | self.count.failed
+            started_rows = self._started_rows()
+            if started_rows:
+                return self._work_left.estimate_seconds(ended, started_rows)
         return estimate_seconds_left(
-            self.start_time, self.count.ends, self.total_cells - self.ended_cells
+            self.start_time, self.count.end_times, self.total_cells - self.ended_cells
         )
 
     def collect_news(self) -> list[str]:
@@ -69,25 +94,43 @@ class ProgressView:
                 self.time_shares.append(line)
                 if is_verbose():
                     lines.append(line)
+            elif event.kind == "memory":
+                self.warnings.append(event.payload["text"])
+                lines.append(event.payload["text"])
             elif self.count.hear(event) and event.kind in ("cell", "failure"):
                 lines += self._describe_ended_cell(event.kind, event.payload)
         for lease in self._leases_of_other_runs():
             if lease.id not in self._reported_leases:
                 self._reported_leases.add(lease.id)
-                lines.append(f"{lease.row} is run by {lease.owner}; it is left to it")
+                lines.append(
+                    f"{lease.row} is being run by {lease.owner}, so this run leaves it out"
+                )
         return lines
 
-    def _describe_ended_cell(self, kind: str, payload: Mapping[str, Any]) -> list[str]:
+    def _describe_ended_cell(self, event_kind: str, payload: Mapping[str, Any]) -> list[str]:
         position = f"[{self.ended_cells}/{self.total_cells}]"
-        cell = f"{position} {payload['row']} × {payload['task']} × {payload['protocol']}"
-        if kind == "failure":
+        task = TaskName(payload["task"])
+        words = str(task.whole)
+        if task.fold is not None:
+            words += " (fold {} of {})".format(*task.fold)
+        protocol = Protocol(payload["protocol"]).label
+        model = self._short_names.get(payload["row"], payload["row"])
+        cell = f"{position} {model} × {words}, {protocol}"
+        if event_kind == "failure":
             return self._describe_failure(cell, payload)
-        line = f"{cell}: {payload['value']:.4f}"
+        if self._tests_one_example(payload["task"]):
+            return [f"{cell}: done"]  # such a score says nothing
+        line = f"{cell}: {payload['value']:.3f}"
         if payload.get("error"):
             line += f" {payload['error']}"
         if payload.get("may_have_more"):
-            line += f" (may be too low: {payload['may_have_more']})"
+            line += f" (fine-tuning may not have reached its best: {payload['may_have_more']})"
         return [line]
+
+    def _tests_one_example(self, task_name: str) -> bool:
+        """Whether a task has one test example, as where a model is fine-tuned on all rows for use."""
+        task = self.plan.tasks.by_name.get(task_name)
+        return task is not None and len(task.documents("test")) == 1
 
     def _describe_failure(self, cell: str, payload: Mapping[str, Any]) -> list[str]:
         failure = (payload["row"], payload["reason"])
@@ -107,30 +150,37 @@ class ProgressView:
         if self.count.failed:
             parts.append(f"{len(self.count.failed)} failed")
         parts.append(f"{format_duration(time.time() - self.start_time)} spent")
-        seconds = self.seconds_left
-        if seconds is not None:
-            parts.append(f"about {format_duration(seconds)} left")
-        for name, state in self._active_rows()[:4]:
+        time_left = self._describe_time_left()
+        if time_left:
+            parts.append(time_left)
+        for model, state in self._active_rows()[:4]:
             share = ""
             if state.get("total"):
-                done = min(state["done"], state["total"])
-                share = f" {done:,} of {state['total']:,}"
-            parts.append(f"{name}: {state.get('phase', '')}{share}")
+                results_done = min(state["done"], state["total"])
+                share = f" {results_done:,} of {state['total']:,}"
+            short_name = self._short_names.get(model, model)
+            parts.append(f"{short_name}: {state.get('phase', '')}{share}")
         return " · ".join(parts)
+
+    def _describe_time_left(self) -> str:
+        budget_left = None
+        if self._budget_end is not None:
+            budget_left = self._budget_end - time.time()
+        return describe_time_left(self.seconds_left, budget_left)
 
     def _started_rows(self) -> dict[str, dict[str, Any]]:
         """Return the rows that this run has begun; the state that an earlier run left behind does not count."""
         pending_models = {row.model.name for row in self.plan.rows if row.pending}
         started = {}
-        for name, state in self.store.events.read_progress(self.study_key).items():
-            is_new = state.get("at") != self._earlier_timestamps.get(name)
-            if is_new and state.get("model", name) in pending_models:
-                started[name] = state
+        for model, state in self.store.events.read_progress(self.study_key).items():
+            is_new = state.get("at") != self._earlier_timestamps.get(model)
+            if is_new and state.get("model", model) in pending_models:
+                started[model] = state
         return started
 
     def _active_rows(self) -> list[tuple[str, dict[str, Any]]]:
         return [
-            (name, state) for name, state in self._started_rows().items() if "ended" not in state
+            (model, state) for model, state in self._started_rows().items() if "ended" not in state
         ]
 
     def __rich__(self) -> Group:
@@ -139,7 +189,8 @@ class ProgressView:
             self._drawn = self._draw()
         except StoreError as error:
             return Group(
-                self._drawn, f"[yellow]the store is away: {escape(error.message)}[/yellow]"
+                self._drawn,
+                f"[yellow]the store cannot be reached: {escape(error.message)}[/yellow]",
             )
         return self._drawn
 
@@ -149,17 +200,19 @@ class ProgressView:
         for name in ("model", "now", "", "rate", "left", "validation so far"):
             table.add_column(name)
         for name, state in self._active_rows()[:MAX_ROWS_SHOWN]:
-            table.add_row(*_table_row(name, state, owner_by_row.get(name, "")))
+            short_name = self._short_names.get(name, name)
+            table.add_row(*_table_row(short_name, state, owner_by_row.get(name, "")))
         started_models = {state.get("model", name) for name, state in self._started_rows().items()}
         pending_rows = sum(bool(row.pending) for row in self.plan.rows)
         waiting = pending_rows - len(started_models)
-        footer = f"[dim]{waiting} rows wait · Ctrl-C stops and saves[/dim]"
-        return Group(self._draw_header(), table, footer)
+        footer = "[dim]Ctrl-C stops and saves[/dim]"
+        if waiting > 0:
+            footer = f"[dim]{format_count(waiting, 'model')} waiting · Ctrl-C stops and saves[/dim]"
+        warnings = [f"[yellow]{escape(warning)}[/yellow]" for warning in self.warnings]
+        return Group(self._draw_header(), table, *warnings, footer)
 
     def _draw_header(self) -> Table:
         failed = f"[red]{len(self.count.failed)} failed[/red]" if self.count.failed else ""
-        seconds = self.seconds_left
-        time_left = "" if seconds is None else f"about {format_duration(seconds)} left"
         header = Table.grid(padding=(0, 2))
         header.add_row(
             f"[bold]{escape(self.plan.study.name)}[/bold]",
@@ -167,47 +220,61 @@ class ProgressView:
             f"{self.ended_cells}/{self.total_cells} results",
             failed,
             f"{format_duration(time.time() - self.start_time)} spent",
-            time_left,
+            self._describe_time_left(),
         )
         return header
 
 
-def _table_row(name: str, state: Mapping[str, Any], other_owner: str) -> tuple[Any, ...]:
+def _table_row(model_name: str, state: Mapping[str, Any], other_owner: str) -> tuple[Any, ...]:
     """Return the cells of one row of the live table."""
     total = state.get("total") or 0
-    done = state.get("done") or 0
-    bar: ProgressBar | str = ""
+    steps_done = state.get("done") or 0
+    progress_bar: ProgressBar | str = ""
     if total:
-        bar = ProgressBar(total=total, completed=min(done, total), width=16)
-    rate = ""
+        progress_bar = ProgressBar(total=total, completed=min(steps_done, total), width=16)
+    rate_text = ""
     if state.get("tokens_per_second"):
-        rate = f"{state['tokens_per_second']:,.0f} tokens/s"
+        rate_text = f"{state['tokens_per_second']:,.0f} tokens/s"
     elif state.get("rate"):
-        rate = f"{state['rate']:,.0f} {state.get('unit', 'docs')}/s"
+        rate_text = f"{state['rate']:,.0f} {state.get('unit', 'examples')}/s"
     time_left = "" if state.get("left") is None else format_duration(state["left"])
-    last = f"by {other_owner}" if other_owner else str(state.get("validation", ""))
-    return (escape(name), escape(str(state.get("phase", ""))), bar, rate, time_left, escape(last))
+    last_column = f"by {other_owner}" if other_owner else str(state.get("validation", ""))
+    return (
+        escape(model_name),
+        escape(str(state.get("phase", ""))),
+        progress_bar,
+        rate_text,
+        time_left,
+        escape(last_column),
+    )
 
 
 @contextmanager
 def watch_study(
-    plan: StudyPlan, console: Console | None = None, *, quiet_seconds: float = QUIET_SECONDS
+    study_plan: StudyPlan,
+    console: Console | None = None,
+    *,
+    quiet_seconds: float = QUIET_SECONDS,
+    budget_end: float | None = None,
 ) -> Iterator[None]:
-    """Show the study while it runs; without a terminal a line at least every ``quiet_seconds``."""
+    """Show the study while it runs; without a terminal a line at least every ``quiet_seconds``.
+
+    The time left that is told never goes beyond ``budget_end``, a moment.
+    """
     target = console or error_console
 
     def print_lines(*lines: str) -> None:
         for line in lines:
             target.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    with Store.open(plan.study.store) as store:
-        view = ProgressView(plan, store)
+    with Store.open(study_plan.study.store) as store:
+        view = ProgressView(study_plan, store, budget_end=budget_end)
         if target.is_terminal:
             try:
                 with Live(view, console=target, refresh_per_second=2, transient=True):
                     yield
             finally:
-                view.collect_news()
+                view.collect_news()  # what ended since the last refresh: the time shares want all rows
                 if is_verbose():
                     print_lines(*view.time_shares)
             return
@@ -223,5 +290,5 @@ def watch_study(
                     print_lines(*lines)
                     last_print = time.monotonic()
 
-        with repeatedly(print_news, min(1.0, quiet_seconds)):
+        with call_repeatedly(print_news, min(1.0, quiet_seconds)):
             yield

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields, make_dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -15,8 +16,8 @@ import typer
 from potentia.analysis.registration import OPTION, OptionDescription
 
 
-def make_options_type(name: str, declared_options: type, base: type) -> type:
-    """Return a class with the options that a dataclass declares, and with those of ``base``."""
+def make_options_type(type_name: str, declared_options: type, base_options: type) -> type:
+    """Return a class with the options that a dataclass declares, and with those of ``base_options``."""
     types = get_type_hints(declared_options)
     new_fields = []
     for declared_field in fields(declared_options):
@@ -25,7 +26,7 @@ def make_options_type(name: str, declared_options: type, base: type) -> type:
             new_fields.append(
                 _describe_field(declared_field, types[declared_field.name], description)
             )
-    return make_dataclass(name, new_fields, bases=(base,), frozen=True, kw_only=True)
+    return make_dataclass(type_name, new_fields, bases=(base_options,), frozen=True, kw_only=True)
 
 
 def _describe_field(
@@ -40,7 +41,7 @@ def _describe_field(
         default = declared_field.default
     if default is None or value_type is bool:
         value_type = value_type | None
-    annotated_type = Annotated[value_type, _typer_option(description)]  # type: ignore[valid-type]
+    annotated_type = Annotated[value_type, _typer_option(value_type, description)]  # type: ignore[valid-type]
     if default is MISSING:
         return declared_field.name, annotated_type, field()
     return declared_field.name, annotated_type, field(default=default)
@@ -60,7 +61,23 @@ def _value_type(declared_type: Any) -> Any:
     raise TypeError(f"no option can be made of {declared_type}")
 
 
-def _typer_option(description: OptionDescription) -> Any:
+def _typer_option(value_type: Any, description: OptionDescription) -> Any:
     return typer.Option(
-        *description.flags, help=description.help, min=description.minimum, max=description.maximum
+        *description.flags,
+        metavar=_name_value(value_type),
+        help=description.help,
+        min=description.minimum,
+        max=description.maximum,
     )
+
+
+def _name_value(value_type: Any) -> str | None:
+    """Say what an option takes, in its help; None where the choices say it."""
+    alternatives = [value_type]
+    for part in get_args(value_type):
+        alternatives += [part, *get_args(part)]  # of list[str] | None: list[str] and str
+    if Path in alternatives:
+        return "FILE"
+    if float in alternatives or int in alternatives:
+        return "NUMBER"
+    return "NAME" if str in alternatives else None

@@ -21,7 +21,6 @@ from potentia.cli.option_groups import (
     Allow,
     History,
     OptionalText,
-    OptionalTexts,
     OutputOptions,
     StudyOptions,
     Workers,
@@ -32,6 +31,7 @@ from potentia.cli.output import (
     console,
     error_console,
     find_pretraining_runs,
+    is_quiet,
     print_answer,
     print_classification,
     print_findings,
@@ -47,7 +47,7 @@ from potentia.cli.output import (
 from potentia.cli.study_file import write_study_file
 from potentia.errors import InputError, StudyError, without_password
 from potentia.extras import Extra
-from potentia.values.findings import Cell, Table
+from potentia.values.findings import Table, TableValue
 from potentia.values.protocol import TaskName
 
 if TYPE_CHECKING:
@@ -58,26 +58,28 @@ if TYPE_CHECKING:
 
 MAX_MODELS_SHOWN = 20  # of the final table
 MAX_REASONS_SHOWN = 10
+LEAST_HOURS = 0.1  # that a time is also written in
 
 WatchStudy = Callable[["StudyPlan"], AbstractContextManager[None]]
 StudyFile = Annotated[
-    Path | None, typer.Argument(metavar="STUDY", help="The study file; or use the flags alone.")
+    Path | None,
+    typer.Argument(metavar="STUDY", help="The study file; the options alone will do, too."),
 ]
 
 
-def _check_study_file(file: Path) -> None:
+def _check_study_file(study_file: Path) -> None:
     """Refuse a file of scores, and a file that does not exist, with the command that helps."""
-    quoted = shlex.quote(str(file))
-    if file.suffix in (".csv", ".db", ".parquet"):
+    quoted = shlex.quote(str(study_file))
+    if study_file.suffix in (".csv", ".db", ".parquet"):
         raise StudyError(
-            "this is no study file",
-            where=str(file),
+            "this is not a study file",
+            where=str(study_file),
             hint=f"scores are read by: potentia report {quoted}",
         )
-    if not file.exists():
+    if not study_file.exists():
         raise StudyError(
             "there is no such file",
-            where=str(file),
+            where=str(study_file),
             hint=f"potentia run --save {quoted} --models … --tasks … writes one",
         )
 
@@ -174,20 +176,20 @@ def _run_once(options: RunOptions) -> RunResult:
         early_workers = potentia.run.estimate_worker_count(study, options.workers)
     with potentia.run.WorkerProcesses(early_workers, study) as processes:
         with show_status("reading tasks and models") as update_status:
-            plan = potentia.run.plan_study(study, tell=update_status)
-        print_lines(*_plan_notes(plan), to=error_console)
-        workers = options.workers or potentia.run.choose_worker_count(plan)
+            study_plan = potentia.run.plan_study(study, report=update_status)
+        print_lines(*_plan_notes(study_plan), to=error_console)
+        workers = options.workers or potentia.run.choose_worker_count(study_plan)
         if options.is_adaptive:
-            result = _run_adaptive(plan, options, workers, watch_study)
+            result = _run_adaptive(study_plan, options, workers, watch_study)
         else:
             result = potentia.run.run_study(
-                plan,
+                study_plan,
                 workers=workers,
                 watch=watch_study,
                 processes=processes,
                 executor=options.executor,
             )
-    _print_result(plan, result, options.as_json)
+    _print_result(study_plan, result, options.as_json)
     return result
 
 
@@ -211,6 +213,7 @@ def _follow_checkpoints(options: RunOptions) -> None:
             result = _run_once(options)
             if result.interrupted:
                 raise typer.Exit(result.exit_code)
+            potentia.run.absorb_shorter_studies(options.read_study().store, result.study)
             finished = checkpoints
             is_announced = False
         if not is_announced:
@@ -225,18 +228,18 @@ def _follow_checkpoints(options: RunOptions) -> None:
 
 def _list_settled_checkpoints(sources: Sequence[str]) -> tuple[str, ...]:
     """Return the checkpoints of all sources; none while one of them is still being written."""
-    names = []
+    checkpoint_names = []
     for source in sources:
         try:
-            checkpoints = potentia.study.find_checkpoints(source)
+            checkpoints = potentia.study.list_checkpoints_at(source)
         except ValueError:  # there is none yet
             continue
         for checkpoint in checkpoints:
             folder = checkpoint.get("path")
             if folder is not None and _is_being_written(Path(folder)):
                 return ()
-            names.append(f"{source} {checkpoint['step']}")
-    return tuple(names)
+            checkpoint_names.append(f"{source} {checkpoint['step']}")
+    return tuple(checkpoint_names)
 
 
 def _is_being_written(folder: Path) -> bool:
@@ -245,32 +248,35 @@ def _is_being_written(folder: Path) -> bool:
     return not changes or time.time() - max(changes) < WATCH_SECONDS
 
 
-def _print_result(plan: StudyPlan, result: RunResult, as_json: bool) -> None:
+def _print_result(study_plan: StudyPlan, result: RunResult, as_json: bool) -> None:
     """Print the scores of a study that ended, and how the run ended."""
-    store = without_password(plan.study.store)
+    store = without_password(study_plan.study.store)
     scores = None
     if not result.interrupted:
-        scores = _read_scores(plan.study.store, result.study)
+        scores = _read_scores(study_plan.study.store, result.study)
     if as_json:
-        value = {**result.to_dict(), "store": store}
+        answer = {**result.to_dict(), "store": store}
         if scores is not None:
-            value |= _scores_as_json(*scores)
-        print_json(value)
+            answer |= _scores_as_json(*scores)
+        print_json(answer)
         return
     if scores is not None:
         _print_scores(*scores, store)
-    is_pretraining = bool(plan.rows) and all(row.model.series is not None for row in plan.rows)
+    is_pretraining = bool(study_plan.rows) and all(
+        row.model.series is not None for row in study_plan.rows
+    )
     _print_next_steps(result, store, "checkpoints" if is_pretraining else "rankings")
-    _print_spent(plan.study, result.study)
+    _print_spent(study_plan.study, result.study)
 
 
-def _print_spent(study: potentia.Study, key: str) -> None:
+def _print_spent(study: potentia.Study, study_key: str) -> None:
     """Print what the results of a study cost, where a price is known."""
-    price = potentia.study.find_price(study.price, study.device)
+    with potentia.store.Store.open(study.store, readonly=True) as store:
+        device = potentia.run.read_device(store, study_key)
+        seconds = store.cells.sum_seconds(study=study_key)
+    price = potentia.study.find_price(study.price, device or study.device)
     if price is None:
         return
-    with potentia.store.Store.open(study.store, readonly=True) as store:
-        seconds = store.cells.sum_seconds(study=key)
     time = potentia.run.format_time(seconds)
     print_lines(
         f"The results of this study took {time} and cost {price.format(seconds)} ({price})."
@@ -278,17 +284,20 @@ def _print_spent(study: potentia.Study, key: str) -> None:
 
 
 def _run_adaptive(
-    plan: StudyPlan, options: RunOptions, workers: int, watch: WatchStudy
+    study_plan: StudyPlan, options: RunOptions, workers: int, watch: WatchStudy
 ) -> RunResult:
-    """Run a study by need and show what is known in the end; predictions stay apart from scores."""
+    """Run the most informative cells first, to a budget or an expected τ, and show what is known in the end.
+
+    Predictions stay apart from scores.
+    """
     adaptive_run = potentia.run.AdaptiveRun(
-        plan,
+        study_plan,
         budget=options.budget,
         confidence=options.confidence,
         workers=workers,
         watch=watch,
         history=read_history(options.history),
-        tell=lambda text: error_console.print(f"{text} …", style="dim"),
+        report=lambda text: error_console.print(f"{text} …", style="dim"),
     )
     result, completion, next_cells = adaptive_run.run()
     if options.as_json:
@@ -301,19 +310,19 @@ def _run_adaptive(
     return result
 
 
-def _plan_notes(plan: StudyPlan) -> list[str]:
+def _plan_notes(study_plan: StudyPlan) -> list[str]:
     """Say what is computed anew and why, and what is to be known of the tasks."""
     notes = []
-    if plan.outdated:
+    if study_plan.outdated:
         notes.append(
-            f"{len(plan.outdated)} results of this study were made by another version of Potentia, or of files that"
-            " have changed since; they are computed anew."
+            f"{len(study_plan.outdated)} results of this study were made by another version of Potentia,"
+            " or of files that have changed since; they are computed again."
         )
-    if plan.damaged:
+    if study_plan.damaged:
         notes.append(
-            f"The examples of {len(plan.damaged)} results are missing or damaged; these are computed anew."
+            f"The examples of {len(study_plan.damaged)} results are missing or damaged; these are computed again."
         )
-    return [*notes, *plan.collect_notes()]
+    return [*notes, *study_plan.collect_notes()]
 
 
 def _read_scores(store: str, study: str) -> tuple[potentia.Evidence, Scoreboard] | None:
@@ -341,11 +350,11 @@ def _scores_as_json(evidence: potentia.Evidence, scoreboard: Scoreboard) -> dict
                     "n": score.n,
                 }
             )
-    value: dict[str, Any] = {"scoreboard": scoreboard.to_dict(), "scores": scores}
+    scores_as_json: dict[str, Any] = {"scoreboard": scoreboard.to_dict(), "scores": scores}
     pretraining_runs = find_pretraining_runs(evidence)
     if pretraining_runs is not None:
-        value["training"] = pretraining_runs.to_dict()
-    return value
+        scores_as_json["training"] = pretraining_runs.to_dict()
+    return scores_as_json
 
 
 def _print_scores(evidence: potentia.Evidence, scoreboard: Scoreboard, store: str) -> None:
@@ -377,6 +386,8 @@ def _print_next_steps(result: RunResult, store: str, analysis_name: str) -> None
     )
     quoted_store = escape(shlex.quote(store))
     _print_reasons(result.reasons, quoted_store)
+    if is_quiet():
+        return
     console.print(
         f"Next: [bold]potentia report {quoted_store}[/bold]"
         f" or [bold]potentia analyze {analysis_name} {quoted_store}[/bold]"
@@ -385,13 +396,13 @@ def _print_next_steps(result: RunResult, store: str, analysis_name: str) -> None
 
 def _print_reasons(reasons: list[str], quoted_store: str) -> None:
     """Print why cells failed; without a terminal the lines of progress have said it."""
-    shown = reasons[:MAX_REASONS_SHOWN] if error_console.is_terminal else []
-    for reason in shown:
+    printed_reasons = reasons[:MAX_REASONS_SHOWN] if error_console.is_terminal else []
+    for reason in printed_reasons:
         error_console.print(f"  [red]failed[/red] {escape(reason)}", soft_wrap=True)
-    hidden = len(reasons) - len(shown)
+    hidden = len(reasons) - len(printed_reasons)
     if hidden:
-        text = f"… and {hidden} more" if shown else "why"
-        error_console.print(f"  {text}: potentia status {quoted_store}", soft_wrap=True)
+        heading = f"… and {hidden} more" if printed_reasons else "why"
+        error_console.print(f"  {heading}: potentia status {quoted_store}", soft_wrap=True)
 
 
 # --- what a study will cost -------------------------------------------------------------------------------------------
@@ -399,25 +410,28 @@ def _print_reasons(reasons: list[str], quoted_store: str) -> None:
 
 def _show_cost(options: RunOptions) -> None:
     """Say what a study will cost; with a budget or a confidence, which part to run, as a study file of its own."""
-    if options.budget is not None:  # one that cannot be read is refused before anything is timed
+    # what cannot be read or written is refused before anything is timed
+    if options.budget is not None:
         potentia.run.parse_budget(options.budget, 1.0)
+    if options.save is not None:
+        _refuse_existing_file(options.save)
     study = options.read_study()
     with show_status("reading tasks and models") as update_status:
-        study_plan = potentia.run.plan_study(study, tell=update_status)
-        cost = potentia.run.estimate_cost(study_plan, tell=update_status)
+        study_plan = potentia.run.plan_study(study, report=update_status)
+        cost = potentia.run.estimate_cost(study_plan, report=update_status)
     print_lines(*_plan_notes(study_plan), to=error_console)
-    value = _cost_as_json(study_plan, cost)
+    answer = _cost_as_json(study_plan, cost)
     tables = _cost_tables(study_plan, cost)
     power = _estimate_power(study_plan)
     if power is not None:
-        value |= {"power": power.to_dict()}
+        answer |= {"power": power.to_dict()}
         tables += power.tables()
     next_cells = None
     if options.is_adaptive:
         next_cells, completion = _choose_cells(study_plan, cost, options)
-        value |= {"plan": next_cells.to_dict(), "completion": completion.to_dict()}
+        answer |= {"plan": next_cells.to_dict(), "completion": completion.to_dict()}
         tables += [completion.tables()[0], *next_cells.tables()]
-    print_answer(options.as_json, value, *tables)
+    print_answer(options.as_json, answer, *tables, *cost.shortages.values())
     if next_cells is not None and options.save is not None:
         write_chosen_study(study_plan, next_cells.cells, options.save, options.as_json)
 
@@ -427,14 +441,14 @@ def _estimate_power(study_plan: StudyPlan) -> StudyPower | None:
     from potentia.values.clusters import Clusters  # loads numpy, which a help page does without
 
     sizes = {}
-    for name, task in study_plan.tasks.by_name.items():
+    for task_name, task in study_plan.tasks.by_name.items():
         documents = task.documents("test")
-        is_control = TaskName(name).sighted is not None
+        is_control = TaskName(task_name).sighted is not None
         if task.kind == "corpus" or is_control or not documents:
             continue
         labels = {document.id: task.cluster_label(document) for document in documents}
         clusters = Clusters.of_examples(list(labels), labels)
-        sizes[name] = potentia.analysis.planning.TestSize(len(documents), clusters.mean_size)
+        sizes[task_name] = potentia.analysis.planning.TestSize(len(documents), clusters.mean_size)
     if not sizes:
         return None
     study = study_plan.study
@@ -447,23 +461,27 @@ def _choose_cells(
     """Choose the cells that are worth their cost, with what is expected of the whole study."""
     completion = potentia.run.complete_study(study_plan, history=read_history(options.history))
     costs = potentia.run.price_grid(potentia.run.make_grid(study_plan), cost)
-    budget = potentia.run.convert_budget(options.budget, costs, "say it as a share: --budget 10%")
+    budget = potentia.run.convert_budget(options.budget, costs, "give a share: --budget 10%")
     next_cells = potentia.analysis.planning.choose_cells(
         completion, costs, budget=budget, confidence=options.confidence
     )
     return next_cells, completion
 
 
+def _refuse_existing_file(output: Path) -> None:
+    if output.exists():
+        raise InputError(
+            "the file exists already", where=str(output), hint="give a new name with --save"
+        )
+
+
 def write_chosen_study(
     study_plan: StudyPlan, cells: Sequence[tuple[str, str]], output: Path, as_json: bool
 ) -> None:
     """Write the chosen cells as a study of its own, without the password of its store."""
-    if output.exists():
-        raise InputError(
-            "the file is there already", where=str(output), hint="give a new name with --save"
-        )
+    _refuse_existing_file(output)
     study = potentia.run.make_proposed_study(
-        study_plan.study, cells, name=f"{study_plan.study.name}-chosen"
+        study_plan.study, cells, study_name=f"{study_plan.study.name}-chosen"
     )
     run_command = f"potentia run {shlex.quote(str(output))}"
     text = potentia.run.render_study(study, run_command)
@@ -520,6 +538,7 @@ def _cost_as_json(study_plan: StudyPlan, cost: StudyCost) -> dict[str, Any]:
         "hours": cost.seconds / 3600,
         "cost": _cost_in_money(study_plan.study, cost),
         "problems": _problems(study_plan),
+        "memory": cost.shortages,
         "cells": cost.cells,
     }
 
@@ -536,56 +555,67 @@ def _problems(study_plan: StudyPlan) -> dict[str, str]:
 
 def _cost_tables(study_plan: StudyPlan, cost: StudyCost) -> list[Table]:
     """Return what a study will cost, by row and by task."""
-    columns = ["model", "in store", "to do", "lanes", "train", "score", "FLOPs", "weights", "time"]
-    rows = [_row_cost(row, cost) for row in study_plan.rows]
+    column_names = [
+        "model",
+        "in store",
+        "to do",
+        "fine-tunings",
+        "train",
+        "score",
+        "FLOPs",
+        "weights",
+        "time",
+    ]
+    table_rows = [_row_cost(row, cost) for row in study_plan.rows]
     if _problems(study_plan):
-        columns.append("problem")
-        rows = [
-            (*cells, row.problem or "") for cells, row in zip(rows, study_plan.rows, strict=True)
+        column_names.append("problem")
+        table_rows = [
+            (*cells, row.problem or "")
+            for cells, row in zip(table_rows, study_plan.rows, strict=True)
         ]
     title = f"Plan of {study_plan.study.name}"
-    task_rows = [_task_cost(name, cost) for name in study_plan.tasks.by_name]
+    task_rows = [_task_cost(task_name, cost) for task_name in study_plan.tasks.by_name]
     return [
-        Table(title, columns, rows, note=_cost_note(cost, study_plan.study)),
+        Table(title, column_names, table_rows, note=_cost_note(cost, study_plan.study)),
         Table("By task", ("task", "to do", "train", "time", "share"), task_rows),
     ]
 
 
-def _row_cost(row: Row, cost: StudyCost) -> tuple[Cell, ...]:
+def _row_cost(row: Row, cost: StudyCost) -> tuple[TableValue, ...]:
     """Return what a row will cost, as a row of the table."""
-    name = row.model.name
-    cells = [cell for cell in cost.cells if cell.model == name]
+    model_name = row.model.name
+    cells = [cell for cell in cost.cells if cell.model == model_name]
     pending = CostSum.of_pending(cells)
     seconds = pending.seconds
     if pending.cells:
-        seconds += cost.loads[name]
+        seconds += cost.loads[model_name]
     return (
-        name,
+        model_name,
         len(cells) - pending.cells,
         pending.cells,
         round(pending.lanes),
         format_amount(pending.train_tokens),
         format_amount(pending.score_tokens),
         format_amount(pending.flops),
-        format_amount(cost.weights[name], "B"),
+        format_amount(cost.weights[model_name], "B"),
         potentia.run.format_time(seconds),
     )
 
 
-def _task_cost(name: str, cost: StudyCost) -> tuple[Cell, ...]:
+def _task_cost(task_name: str, cost: StudyCost) -> tuple[TableValue, ...]:
     """Return what a task will cost over all rows, and which share of the study that is."""
     total = CostSum.of_pending(cost.cells)
-    pending = CostSum.of_pending(cell for cell in cost.cells if cell.task == name)
+    pending = CostSum.of_pending(cell for cell in cost.cells if cell.task == task_name)
     if math.isnan(total.seconds):
         share = pending.flops / (total.flops or 1.0)
     else:
         share = pending.seconds / (total.seconds or 1.0)
     return (
-        name,
+        task_name,
         pending.cells,
         format_amount(pending.train_tokens),
         potentia.run.format_time(pending.seconds),
-        f"{share:.0%}",
+        f"{100 * share:.0f} %",
     )
 
 
@@ -594,17 +624,20 @@ def _cost_note(cost: StudyCost, study: potentia.Study) -> str:
     time = f"{potentia.run.format_time(cost.seconds)} on {cost.device}"
     hours = cost.seconds / 3600
     if not math.isnan(hours):
-        unit = "GPU-hours" if cost.device == "cuda" else "hours of this machine"
-        time += f" = {hours:.3g} {unit}"
+        hours_unit = "GPU-hours" if cost.device == "cuda" else "hours of this machine"
+        if hours >= LEAST_HOURS:
+            time += f" = {hours:.3g} {hours_unit}"
         price = potentia.study.find_price(study.price, cost.device)
         if price is not None:
             time += f" = {price.format(cost.seconds)}"
     if cost.start >= 1 and cost.pending:
         time += f", {potentia.run.format_time(cost.start)} of it before the first result"
     source = f"from {cost.source}" if cost.source else "times are not known"
+    # how many learning rates a search asks for is an expectation, which rows round each for itself
+    about = "" if float(total.lanes).is_integer() else "about "
     return (
         f"To do: {total.cells:,} results ({len(cost.cells) - total.cells:,} in the store), "
-        f"{round(total.lanes):,} fine-tunings, "
+        f"{about}{round(total.lanes):,} fine-tunings, "
         f"{format_amount(total.train_tokens)} tokens to train on and {format_amount(total.score_tokens)} to score, "
         f"{format_amount(total.flops)} FLOPs, {time} ({source}). {potentia.run.describe_extra_work(cost.pending)}"
     ).rstrip()
@@ -617,9 +650,9 @@ def format_amount(value: float, unit: str = "") -> str:
     """Write a large number with a prefix: 3.2 M."""
     if math.isnan(value):
         return "?"
-    for size, prefix in _PREFIXES:
-        if value >= size:
-            return f"{value / size:.3g} {prefix}{unit}"
+    for prefix_size, prefix in _PREFIXES:
+        if value >= prefix_size:
+            return f"{value / prefix_size:.3g} {prefix}{unit}"
     return f"{value:.0f} {unit}".rstrip()
 
 
@@ -631,24 +664,19 @@ class ElicitationOptions(OutputOptions):
     """The options of ``potentia papers elicitation``."""
 
     study: Annotated[Path, typer.Argument(metavar="STUDY", help="The study file.")]
-    tasks: Annotated[
-        OptionalTexts, typer.Option(metavar="NAME", help="Of the study; else the first three.")
-    ] = None
 
 
 @command(papers, "elicitation", ElicitationOptions)
 def elicitation(options: ElicitationOptions) -> None:
-    """Tune some cells of a study by adapters of a higher rank and by all weights too, and compare the rankings.
+    """Fine-tune some results of a study again, with a higher rank and with all weights, and compare the rankings.
 
-    Each way searches its own learning rate. What the store has is not computed again.
+    It takes the first three tasks of the study. Each of the three ways searches its own learning rate. What the store
+    has is not computed again.
 
     Example:
-      potentia papers elicitation study.yaml --tasks arc_easy boolq
+      potentia papers elicitation study.yaml
     """
     study = potentia.study.read_study(options.study)
     with error_console.status("tuning in three ways …"):
-        finding = potentia.run.run_elicitation(
-            study,
-            tasks=options.tasks or (),
-        )
+        finding = potentia.run.run_elicitation(study)
     print_findings({"elicitation": finding}, as_json=options.as_json)

@@ -13,7 +13,7 @@ import typer
 
 import potentia
 from potentia.analysis.registration import PaperReproduction, ReproductionRequest
-from potentia.cli.app import app, is_source, papers
+from potentia.cli.app import app, is_readable, is_source, papers
 from potentia.cli.command import command
 from potentia.cli.option_groups import (
     DEFAULT_STORE,
@@ -34,6 +34,7 @@ from potentia.cli.output import (
     console,
     draw_figures,
     error_console,
+    is_quiet,
     print_answer,
     print_findings,
     print_json,
@@ -47,6 +48,7 @@ from potentia.errors import InputError, without_password
 from potentia.extensions import ExtensionKind, list_extensions, load_extension
 from potentia.values.findings import Table
 from potentia.values.protocol import Protocol
+from potentia.values.wording import set_signs, shorten_to_end
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings import ModelComparison
@@ -78,6 +80,7 @@ class CompareOptions(StudyCellOptions):
     margin: Annotated[
         float | None,
         typer.Option(
+            metavar="NUMBER",
             help="Say whether the two are as good as each other within this difference of scores, such as 0.01.",
         ),
     ] = None
@@ -94,36 +97,42 @@ def compare(options: CompareOptions) -> None:
 
       potentia compare SmolLM2-135M SmolLM2-360M potentia.db --margin 0.01
     """
-    first, second, source = _two_models_and_source(options.names)
+    first_model, second_model, source = _two_models_and_source(options.names)
     evidence = open_evidence(
         source,
         study=options.study,
         protocols=options.protocols,
         tasks=options.tasks,
     )
-    pair = potentia.analysis.rankings.find_pair(evidence, first, second, margin=options.margin)
-    documents = _deciding_documents(evidence, pair, options.items) if options.items else []
+    comparison = potentia.analysis.rankings.find_pair(
+        evidence, first_model, second_model, margin=options.margin
+    )
+    documents = _deciding_documents(evidence, comparison, options.items) if options.items else []
     if options.as_json:
-        value = {**pair.to_dict(), "sentences": pair.sentences()}
+        answer = {**comparison.to_dict(), "sentences": comparison.sentences()}
         if options.items:
-            value["items"] = documents
-        print_json(value)
+            answer["items"] = documents
+        print_json(answer)
         return
-    print_tables_and_sentences(pair.tables(), pair.sentences())
+    print_tables_and_sentences(comparison.tables(), comparison.sentences())
     if options.items:
-        _print_documents(documents, pair)
-    elif any(part.documents for part in pair.tasks):
+        _print_documents(documents, comparison)
+    elif any(compared_task.documents for compared_task in comparison.tasks):
         print_lines("The examples that only one of them gets right: --items 5", style="dim")
 
 
-def _two_models_and_source(names: list[str]) -> tuple[str, str, str]:
+def _two_models_and_source(arguments: list[str]) -> tuple[str, str, str]:
     """Tell the two models from the scores, which stand last, or first."""
-    models = list(names)
+    models = list(arguments)
     source = DEFAULT_STORE
     if len(models) > 2:
         source_is_first = is_source(models[0]) and not is_source(models[-1])
         source = models.pop(0 if source_is_first else -1)
-    score_files = [name for name in models if "://" in name or Path(name).is_file()]
+    score_files = []
+    for argument in models:
+        is_database = "://" in argument
+        if is_database or Path(argument).is_file():
+            score_files.append(argument)
     if len(models) != 2 or score_files:
         named_source = score_files[0] if score_files else source
         raise InputError(
@@ -133,40 +142,48 @@ def _two_models_and_source(names: list[str]) -> tuple[str, str, str]:
 
 
 def _deciding_documents(
-    evidence: potentia.Evidence, pair: ModelComparison, max_documents: int
+    evidence: potentia.Evidence, comparison: ModelComparison, max_documents: int
 ) -> list[dict[str, Any]]:
     """Return documents that one model alone gets right, with what both answered; so many of each kind and task."""
     key_by_cell = {(cell.protocol, cell.task, cell.model): cell.key for cell in evidence.cells()}
     documents = []
-    for part in pair.tasks:
-        first_key = key_by_cell.get((part.protocol, part.task, pair.first))
-        second_key = key_by_cell.get((part.protocol, part.task, pair.second))
-        if not part.documents or first_key is None or second_key is None:
+    for compared_task in comparison.tasks:
+        first_key = key_by_cell.get((compared_task.protocol, compared_task.task, comparison.first))
+        second_key = key_by_cell.get(
+            (compared_task.protocol, compared_task.task, comparison.second)
+        )
+        if not compared_task.documents or first_key is None or second_key is None:
             continue
-        first_items = {item.doc_id: item for item in evidence.items(first_key)}
-        second_items = {item.doc_id: item for item in evidence.items(second_key)}
-        right_model = [(number, pair.first) for number in part.first_only[:max_documents]]
-        right_model += [(number, pair.second) for number in part.second_only[:max_documents]]
-        for number, model in right_model:
-            item = first_items[number]
+        first_items = {outcome.doc_id: outcome for outcome in evidence.items(first_key)}
+        second_items = {outcome.doc_id: outcome for outcome in evidence.items(second_key)}
+        right_model = [
+            (document_number, comparison.first)
+            for document_number in compared_task.first_only[:max_documents]
+        ]
+        right_model += [
+            (document_number, comparison.second)
+            for document_number in compared_task.second_only[:max_documents]
+        ]
+        for document_number, model in right_model:
+            outcome = first_items[document_number]
             documents.append(
                 {
-                    "protocol": part.protocol,
-                    "task": part.task,
-                    "document": number,
+                    "protocol": compared_task.protocol,
+                    "task": compared_task.task,
+                    "document": document_number,
                     "right": model,
-                    "prompt": str((item.detail or {}).get("prompt", "")),
-                    "gold": item.gold,
-                    "first": item.prediction,
-                    "second": second_items[number].prediction,
+                    "prompt": str((outcome.detail or {}).get("prompt", "")),
+                    "gold": outcome.gold,
+                    "first": outcome.prediction,
+                    "second": second_items[document_number].prediction,
                 }
             )
     return documents
 
 
-def _print_documents(documents: list[dict[str, Any]], pair: ModelComparison) -> None:
-    short_name = dict(zip((pair.first, pair.second), pair.names, strict=True))
-    rows = [
+def _print_documents(documents: list[dict[str, Any]], comparison: ModelComparison) -> None:
+    short_name = dict(zip((comparison.first, comparison.second), comparison.names, strict=True))
+    table_rows = [
         (
             document["protocol"].label,
             document["task"],
@@ -175,20 +192,21 @@ def _print_documents(documents: list[dict[str, Any]], pair: ModelComparison) -> 
             document["gold"],
             document["first"],
             document["second"],
-            _end_of_prompt(document["prompt"]),
+            shorten_to_end(document["prompt"], MAX_PROMPT_CHARACTERS),
         )
         for document in documents
     ]
-    columns = ("protocol", "task", "document", "right", "gold", *pair.names, "end of the prompt")
+    column_names = (
+        "protocol",
+        "task",
+        "example",
+        "right",
+        "gold",
+        *comparison.names,
+        "end of the prompt",
+    )
     console.print()
-    print_table(Table("Examples that only one of the two gets right", columns, rows))
-
-
-def _end_of_prompt(prompt: str) -> str:
-    text = " ".join(prompt.split())
-    if len(text) <= MAX_PROMPT_CHARACTERS:
-        return text
-    return "… " + text[-MAX_PROMPT_CHARACTERS:]
+    print_table(Table("Examples that only one of the two gets right", column_names, table_rows))
 
 
 # --- report -----------------------------------------------------------------------------------------------------------
@@ -203,12 +221,6 @@ class ReportCommandOptions(TableEvidenceOptions):
     ] = Path("report.html")
     tasks: ReadTasks = None
     models: ReadModels = None
-    items: Annotated[
-        int | None,
-        typer.Option(
-            min=0, metavar="N", help="Examples of each result to show, half of them wrong; else 40."
-        ),
-    ] = None
 
 
 @command(app, "report", ReportCommandOptions)
@@ -225,20 +237,23 @@ def report(options: ReportCommandOptions) -> None:
     targets = options.figure_targets()
     with error_console.status("reading scores, computing findings …"):
         evidence = open_evidence(*options.sources, notes=False, **options.read_arguments())
-        data = potentia.show.make_report(evidence, items=options.items)
-        report_file = potentia.show.save_report(data, options.output)
-    print_notes(data.evidence)
+        report_data = potentia.show.make_report(evidence)
+        report_file = potentia.show.save_report(report_data, options.output)
+    print_notes(report_data.evidence)
     with error_console.status("drawing figures …"):
-        figures = draw_figures(data.named().values(), targets)
-    size = report_file.stat().st_size
-    value = {
+        figures = draw_figures(report_data.findings_by_name().values(), targets)
+    report_bytes = report_file.stat().st_size
+    headline = potentia.show.make_answer(report_data).headline
+    answer = {
+        "answer": headline,
         "report": str(report_file),
-        "bytes": size,
+        "bytes": report_bytes,
         "figures": [str(figure) for figure in figures],
-        "findings": list(data.named()),
-        "problem": data.problem,
+        "findings": list(report_data.findings_by_name()),
+        "problem": report_data.problem,
     }
-    print_answer(options.as_json, value, f"{report_file} ({size / 1e6:.1f} MB)")
+    file_line = f"Report: {report_file} ({report_bytes / 1e6:.1f} MB)"
+    print_answer(options.as_json, answer, set_signs(headline), file_line)
 
 
 # --- reproduce --------------------------------------------------------------------------------------------------------
@@ -274,7 +289,7 @@ def reproduce(options: ReproduceOptions) -> None:
     """Print every number of a paper beside the same number from the published scores, or from yours.
 
     Examples:
-      potentia papers reproduce train-before-test train_before_test_scores.csv --figures figures.pdf
+      potentia papers reproduce train-before-test all_results.json --figures figures.pdf
 
       potentia papers reproduce test-task --evaluations training-on-the-test-task
 
@@ -286,15 +301,22 @@ def reproduce(options: ReproduceOptions) -> None:
     if options.paper not in papers:
         raise InputError(f"no paper {options.paper!r}", hint=f"one of: {', '.join(papers)}")
     paper: PaperReproduction = load_extension(ExtensionKind.REPRODUCTION, options.paper)
-    has_evaluations = paper.evaluations_suffice and options.evaluations is not None
-    needs_files = bool(options.files) or not has_evaluations
+    evaluations_replace_files = paper.evaluations_suffice and options.evaluations is not None
+    if options.evaluations is not None and not paper.evaluations_suffice:
+        raise InputError(f"{options.paper} reads no folder of evaluations", hint="leave it out")
+    needs_files = bool(options.files) or not evaluations_replace_files
     if needs_files and len(options.files) != len(paper.files):
-        count = ("no files", "one file", "two files")[len(paper.files)]
+        file_count = ("no files", "one file", "two files")[len(paper.files)]
         usage = " ".join(["potentia papers reproduce", options.paper, *paper.files])
         if paper.evaluations_suffice:
-            count += ", or --evaluations FOLDER alone"
+            file_count += ", or --evaluations FOLDER alone"
             usage += f"; or: potentia papers reproduce {options.paper} --evaluations FOLDER"
-        raise InputError(f"{options.paper} takes {count}", hint=usage)
+        raise InputError(f"{options.paper} takes {file_count}", hint=usage)
+    for file in options.files:
+        if not is_readable(file):
+            raise InputError(
+                "there is no such file", where=without_password(file), hint=paper.where_published
+            )
     targets = read_figure_targets(options.figures)
     finding = paper.reproduce(
         ReproductionRequest(
@@ -302,8 +324,11 @@ def reproduce(options: ReproduceOptions) -> None:
             evaluations=options.evaluations,
         )
     )
+    # This paper's finding is the whole document; those of the others stand under the paper's name.
     if options.as_json and options.paper == "train-before-test":
         print_json(finding)
+    elif is_quiet() and not options.as_json and hasattr(finding, "summarize"):
+        print_table(finding.summarize())
     else:
         print_findings({options.paper: finding}, as_json=options.as_json)
     draw_figures([finding], targets)
@@ -335,7 +360,7 @@ class ExportOptions(OutputOptions):
         typer.Option(
             metavar="FORMAT",
             help="csv, parquet, markdown, latex, lm-eval, every-eval-ever, hub, store, tensorboard,"
-            " wandb, mlflow; else by the file's name.",
+            " wandb, mlflow; by default the file's name decides.",
         ),
     ] = None
     study: StudyNames = None
@@ -423,14 +448,17 @@ def _import_scores(options: ExportOptions, output: str) -> None:
             shown_source = without_password(source)
             for matrices in parts:
                 result = potentia.formats.import_scores(
-                    store, matrices, source=shown_source, name=description.study
+                    store, matrices, source=shown_source, study_name=description.study
                 )
-                new, known = counts.get((shown_source, result.study), (0, 0))
-                counts[shown_source, result.study] = (new + result.new, known + result.known)
+                study = (shown_source, result.study)
+                new_before, known_before = counts.get(study, (0, 0))
+                counts[study] = (new_before + result.new, known_before + result.known)
                 imported.append({"source": shown_source, **vars(result)})
     shown_store = without_password(output)
-    rows = [(*names, *numbers) for names, numbers in counts.items()]
-    table = Table(f"into {shown_store}", ("source", "study", "new results", "known before"), rows)
+    table_rows = [(*row_names, *numbers) for row_names, numbers in counts.items()]
+    table = Table(
+        f"into {shown_store}", ("source", "study", "new results", "known before"), table_rows
+    )
     print_answer(options.as_json, {"store": shown_store, "imported": imported}, table)
 
 
@@ -445,14 +473,16 @@ def _read_source(
     if description.protocol is not None:
         parts = _with_protocol(evidence.scores, description.protocol, source)
     if description.short_names:
-        parts = [_with_short_names(part, source) for part in parts]
+        parts = [_with_short_names(evidence_part, source) for evidence_part in parts]
     return parts
 
 
 def _with_protocol(scores: Matrices, protocol_name: str, source: str) -> list[Matrices]:
     """Say by which protocol a source was scored, whatever number of examples its files name for its tasks."""
     protocol = Protocol(protocol_name)
-    tasks = [task for matrix in scores.values() for task in matrix.tasks]
+    tasks: list[str] = []
+    for matrix in scores.values():
+        tasks.extend(matrix.tasks)
     for task in tasks:
         if tasks.count(task) > 1:
             raise InputError(
@@ -469,15 +499,15 @@ def _with_short_names(scores: Matrices, source: str) -> Matrices:
     for protocol, matrix in scores.items():
         model_by_name: dict[str, str] = {}
         for model in matrix.models:
-            path = potentia.formats.name_model_by_path(model)
-            name = path.rstrip("/").rpartition("/")[2] or model
-            if name in model_by_name:
+            model_path = potentia.formats.name_model_by_path(model)
+            short_name = model_path.rstrip("/").rpartition("/")[2] or model
+            if short_name in model_by_name:
                 raise InputError(
-                    f"{model_by_name[name]} and {model} end alike",
+                    f"{model_by_name[short_name]} and {model} end alike",
                     where=source,
                     hint="import their folders one by one",
                 )
-            model_by_name[name] = model
+            model_by_name[short_name] = model
         renamed[protocol] = replace(matrix, models=tuple(model_by_name))
     return renamed
 
@@ -486,20 +516,22 @@ def _send_to_tracker(options: ExportOptions, tracker: str) -> None:
     """Send a study's learning curves and scores to TensorBoard, W&B or MLflow."""
     source = options.sources[0]
     with potentia.store.Store.open(source, readonly=True) as store:
-        study_names = [study.name for study in store.studies.read()]
-        if not study_names:
+        studies = store.studies.read()
+        if not studies:
             raise InputError(
                 "the store holds no study", where=source, hint="run one first: potentia run STUDY"
             )
-        study = options.study[0] if options.study else study_names[0]
+        chosen_study = studies[0]
+        if options.study:
+            chosen_study = potentia.store.find_study(store, options.study[0])
         value_counts = potentia.integrations.send_to_tracker(
-            store, study, to=tracker, folder=Path(options.output or "potentia-tracks")
+            store, chosen_study.key, to=tracker, folder=Path(options.output or "potentia-tracks")
         )
     total = sum(value_counts.values())
     print_answer(
         options.as_json,
-        {"study": study, "to": tracker, "values": value_counts},
-        f"{total} values of {len(value_counts)} models of {study} sent to {tracker}",
+        {"study": chosen_study.name, "to": tracker, "values": value_counts},
+        f"{total} values of {len(value_counts)} models of {chosen_study.name} sent to {tracker}",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,6 @@ from potentia.cli.option_groups import (
     OutputOptions,
     PriceOption,
     StudyFields,
-    UncheckedBase,
     Workers,
     merge_settings,
     parse_fields,
@@ -38,9 +38,10 @@ from potentia.cli.output import (
     print_lines,
     print_stopped,
     print_table,
+    print_tables_and_sentences,
 )
 from potentia.extras import Extra
-from potentia.values.findings import Table
+from potentia.values.findings import Table, short_names
 
 if TYPE_CHECKING:
     from potentia.selection import SelectedModel
@@ -74,7 +75,7 @@ class SelectOptions(OutputOptions):
             min=1,
             max=20,
             metavar="N",
-            help="Test every row once, in N folds; 5 below 1,000 rows, else 1.",
+            help="Test every row once, in N folds; by default 5 below 1,000 rows, else 1.",
         ),
     ] = None
     price: PriceOption = None
@@ -137,9 +138,9 @@ def select(options: SelectOptions) -> None:
             study=options.study,
             fields=options.study_settings(),
             workers=options.workers,
-            tell=print_note,
-            note=print_note,
-            watch=watch_study,
+            report=print_note,
+            report_note=print_note,
+            watch=partial(watch_study, budget_end=_find_budget_end(options.budget)),
         )
     except KeyboardInterrupt:
         print_stopped(str(options.output / "select.db"))
@@ -150,35 +151,42 @@ def select(options: SelectOptions) -> None:
     _print_selection(selected, options.output)
 
 
+def _find_budget_end(budget: str | None) -> float | None:
+    """Return the moment at which a budget that begins now is spent; None without one, or where it is no time."""
+    if budget is None or budget.strip().endswith("%"):
+        return None
+    return time.time() + potentia.run.parse_budget(budget, 0.0)
+
+
 def _selection_as_json(selected: SelectedModel) -> dict[str, Any]:
     choice = selected.choice
-    value: dict[str, Any] = {
+    adapter = {
+        "folder": str(selected.adapter.folder),
+        "load": list(selected.adapter.lines),  # lines of Python that load it
+    }
+    document: dict[str, Any] = {
         **choice.to_dict(),
         "answer": choice.answer(),
         "use": selected.best,
         "store": selected.study.store,
-        "adapter": {
-            "folder": str(selected.adapter.folder),
-            "load": list(selected.adapter.lines),
-        },
+        "adapter": adapter,
         "predictor": str(selected.predictor.folder),
     }
-    if choice.classification is not None:
-        value["classes"] = {
-            **choice.classification.to_dict(),
-            "sentences": choice.classification.sentences(),
+    classification = choice.classification
+    if classification is not None:
+        document["classes"] = {
+            **classification.to_dict(),
+            "sentences": classification.sentences(),
         }
-    return value
+    return document
 
 
 def _print_selection(selected: SelectedModel, output: Path) -> None:
     """Print what to use, then the tables behind it, then what can be done with it."""
     choice = selected.choice
-    first, *rest = choice.sentences()
+    headline, *sentences = choice.sentences()
     console.print()
-    console.print(first, style="bold", markup=False)
-    for sentence in rest:
-        console.print(sentence, markup=False)
+    print_tables_and_sentences((), sentences, headline)
     console.print()
     for table in choice.tables():
         print_table(table)
@@ -191,13 +199,17 @@ def _print_selection(selected: SelectedModel, output: Path) -> None:
 def _print_next_steps(selected: SelectedModel, output: Path) -> None:
     """Say where things are and how to use them."""
     folder = shlex.quote(str(selected.predictor.folder))
-    print_lines(f"Predict: potentia predict {folder} FILE.csv")
+    if selected.predictor.answers_rows:
+        print_lines(f"Predict: potentia predict {folder} FILE.csv")
     has_adapter = (selected.adapter.folder / "adapter_config.json").exists()
     adapter = shlex.quote(str(selected.adapter.folder))
     if selected.predictor.folder == selected.adapter.folder:
-        if not has_adapter:
+        if selected.choice.train_examples == 0:
+            print_lines("No candidate was fine-tuned, so the folder names the model alone.")
+        elif not has_adapter:
+            (name,) = short_names([selected.choice.best])
             print_lines(
-                f"Fine-tuning did not help {selected.choice.best} on validation, so the folder names the model alone."
+                f"Fine-tuning did not help {name} on validation, so the folder names the model alone."
             )
         else:
             print_lines(f"A whole model: potentia adapters export {adapter} --merge -o FOLDER")
@@ -229,7 +241,6 @@ class PredictOptions(OutputOptions):
         ),
     ] = Path("predictions.csv")
     base: BaseModel = None
-    unchecked_base: UncheckedBase = False
     device: Device = None
     columns: ColumnMap = None
 
@@ -251,7 +262,6 @@ def predict(options: PredictOptions) -> None:
             options.adapter,
             options.file,
             base=options.base,
-            unchecked_base=options.unchecked_base,
             device=options.device or "auto",
             columns=parse_pairs(options.columns),
             progress=lambda amount: progress.update(progress_task, advance=amount),
@@ -259,25 +269,33 @@ def predict(options: PredictOptions) -> None:
     print_lines(*predictions.notes, to=error_console)
     records = predictions.records()
     labelled = sum(gold is not None for gold in predictions.gold)
-    value = {
+    answer = {
         "predictions": records,
         "labelled": labelled,
-        "accuracy": predictions.accuracy if labelled else None,
+        "accuracy": predictions.accuracy if labelled and not predictions.written else None,
+        "score": predictions.score if labelled else None,
         "tested": predictions.tested,
+        "metric": predictions.metric,
     }
-    rows = [
-        (number, record["predicted"], record["probability"] or math.nan)
-        for number, record in enumerate(records[:MAX_PREDICTIONS_SHOWN], start=1)
+    table_rows = [
+        (row_number, record["predicted"], record["probability"] or math.nan)
+        for row_number, record in enumerate(records[:MAX_PREDICTIONS_SHOWN], start=1)
     ]
     note = f"{len(records)} rows → {options.output}"
+    if len(table_rows) < len(records):
+        note = f"the first {len(table_rows)} of {note}"
     parts: list[str | Table] = [
-        Table("Predictions", ("row", "predicted", "probability"), rows, note=note)
+        Table("Predictions", ("row", "predicted", "probability"), table_rows, note=note)
     ]
     if labelled:
-        accuracy = f"Accuracy {predictions.accuracy:.3f} on {labelled} labelled rows."
+        sentence = f"Accuracy {predictions.accuracy:.3f} on {labelled} labelled rows."
+        if predictions.written:
+            sentence = (
+                f"{predictions.metric} {predictions.score:.3f} on {labelled} rows with an answer."
+            )
         if predictions.tested is not None:
-            accuracy += f" The test gave {predictions.tested:.3f} ({predictions.metric})."
-        parts.append(accuracy)
+            sentence += f" The test gave {predictions.tested:.3f} ({predictions.metric})."
+        parts.append(sentence)
     if not options.as_json:
         predictions.write(options.output)
-    print_answer(options.as_json, value, *parts)
+    print_answer(options.as_json, answer, *parts)

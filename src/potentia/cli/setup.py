@@ -61,7 +61,7 @@ class DemoOptions(OutputOptions):
 def demo(options: DemoOptions) -> None:
     """Fine-tune and test every embedded model on every embedded task, then show what that changes.
 
-    The models are tiny and ours; which test each family trained for is planted, so the truth is known.
+    The models are tiny and come with Potentia. Which test each family trained for is planted, so the truth is known.
     Run it again and it is done at once.
 
     Examples:
@@ -75,16 +75,16 @@ def demo(options: DemoOptions) -> None:
         _lay_out_zoo(options.zoo, options.as_json)
         return
     study = potentia.lab.demo_study(options.output, full=options.full)
-    plan = potentia.run.plan_study(study)
-    pending_cells = sum(len(row.pending) for row in plan.rows)
+    study_plan = potentia.run.plan_study(study)
+    pending_cells = sum(len(row.pending) for row in study_plan.rows)
     if pending_cells and not options.as_json:
         console.print(
-            f"[bold]Potentia demo[/bold]: {len(plan.rows)} tiny models × {len(study.tasks)} tasks, before "
+            f"[bold]Potentia demo[/bold]: {len(study_plan.rows)} tiny models × {len(study.tasks)} tasks, before "
             f"and after the same fine-tuning: {pending_cells} results to compute on this CPU, "
             f"{options.usual_duration} on two cores."
         )
     workers = min(4, os.cpu_count() or 1)
-    result = potentia.run.run_study(plan, workers=workers, watch=watch_study)
+    result = potentia.run.run_study(study_plan, workers=workers, watch=watch_study)
     if result.interrupted:
         error_console.print("[bold]Stopped.[/bold] Everything finished is saved.")
         print_lines(f"To go on: {options.command_line()}", to=error_console)
@@ -92,10 +92,11 @@ def demo(options: DemoOptions) -> None:
     report_file = options.output / "report.html"
     rankings = None
     if result.computed or not report_file.exists():
-        report = potentia.show.make_report(potentia.evidence.read(study.store, study=study.name))
+        evidence = potentia.evidence.read(study.store, study=study_plan.key)
+        report = potentia.show.make_report(evidence)
         rankings = report.rankings
         report_file = potentia.show.save_report(report, report_file)
-    finding = potentia.lab.demo_findings(study, rankings)
+    finding = potentia.lab.demo_findings(study, rankings, study_key=study_plan.key)
     print_answer(
         options.as_json,
         {
@@ -114,7 +115,7 @@ def demo(options: DemoOptions) -> None:
 
 
 ZOO_QUESTIONS = {
-    "adjust": "What is having seen a test's form worth, and does the same tuning for all take it away?",
+    "adjust": "How much is it worth to have seen a test's form, and does the same fine-tuning for all remove that?",
     "answers": "What do answers show beyond accuracy, and which task is answered without its question?",
     "checkpoints": "Do scores grow with pretraining?",
     "consistency": "Does the better base model become the better instruct model?",
@@ -131,7 +132,7 @@ def _lay_out_zoo(folder: Path, as_json: bool) -> None:
     """
     laboratory = potentia.lab.lay_out_laboratory(folder)
     commands_by_question = laboratory.commands()
-    value = {
+    answer = {
         "folder": str(folder),
         "models": laboratory.models,
         "tasks": laboratory.tasks,
@@ -149,7 +150,7 @@ def _lay_out_zoo(folder: Path, as_json: bool) -> None:
         lines += [f"  {line}" for line in commands]
         lines.append("")
     lines.append("What each of them found here, and what the truth is: docs/laboratory.md")
-    print_answer(as_json, value, *lines)
+    print_answer(as_json, answer, *lines)
 
 
 # --- doctor -----------------------------------------------------------------------------------------------------------
@@ -185,22 +186,27 @@ class MachineState:
     kind: str = "cpu"
     cores: int | None = field(default_factory=os.cpu_count)
     gpus: list[Gpu] = field(default_factory=list)
+    apple_gpu: str | None = None
     threads: int | None = None
     problem: str | None = None
 
-    def table(self, hub: HubState) -> Table:
+    def table(self, hub_state: HubState) -> Table:
         """Return the machine, and whether the hub answers, as a table."""
-        rows = [("kind", self.kind), ("cores", str(self.cores))]
-        for number, gpu in enumerate(self.gpus):
-            rows.append((f"gpu {number}", f"{gpu.name}, {gpu.memory_gib} GiB"))
+        table_rows = [("kind", self.kind), ("cores", str(self.cores))]
+        for gpu_number, gpu in enumerate(self.gpus):
+            table_rows.append((f"gpu {gpu_number}", f"{gpu.name}, {gpu.memory_gib} GiB"))
+        if self.apple_gpu is not None:
+            table_rows.append(("Apple GPU", self.apple_gpu))
         if self.problem is not None:
-            rows.append(("problem", self.problem))
-        rows.append(("hub", f"{hub.endpoint}: {hub.state}"))
-        return Table("Machine", ("what", "found"), rows)
+            table_rows.append(("problem", self.problem))
+        table_rows.append(("hub", f"{hub_state.endpoint}: {hub_state.state}"))
+        return Table("Machine", ("what", "found"), table_rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is known of the machine."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {
+            field_name: value for field_name, value in asdict(self).items() if value is not None
+        }
 
 
 @dataclass(frozen=True)
@@ -278,30 +284,34 @@ def doctor(options: DoctorOptions) -> None:
     for package in (*_CORE_PACKAGES, *_RUN_PACKAGES, *_OTHER_PACKAGES):
         versions[package] = _find_version(package)
     machine = _inspect_machine()
-    hub = _ask_hub()
+    hub_state = _ask_hub()
     caches = _inspect_caches()
-    missing = _find_missing_parts(versions, machine, hub)
+    missing = _find_missing_parts(versions, machine, hub_state)
     version_rows = [(package, version or "missing") for package, version in versions.items()]
-    folder_rows = [
-        (cache.use, cache.path, "yes" if cache.writable else "no", f"{cache.free_gib} GiB")
-        for cache in caches
+    folder_rows = []
+    for cache in caches:
+        writable = "yes" if cache.writable else "no"
+        folder_rows.append((cache.use, cache.path, writable, f"{cache.free_gib} GiB"))
+    missing_rows = [
+        (missing_part.what, missing_part.needed_for, missing_part.get_it)
+        for missing_part in missing
     ]
-    missing_rows = [(part.what, part.needed_for, part.get_it) for part in missing]
-    value = {
+    missing_facts = []
+    for part in missing:
+        facts = {"what": part.what, "needed for": part.needed_for, "get it": part.get_it}
+        missing_facts.append(facts)
+    answer = {
         "versions": versions,
         "device": machine.to_dict(),
         "caches": [asdict(cache) for cache in caches],
-        "hub": asdict(hub),
-        "missing": [
-            {"what": part.what, "needed for": part.needed_for, "get it": part.get_it}
-            for part in missing
-        ],
+        "hub": asdict(hub_state),
+        "missing": missing_facts,
     }
     print_answer(
         options.as_json,
-        value,
+        answer,
         Table("Versions", ("part", "version"), version_rows),
-        machine.table(hub),
+        machine.table(hub_state),
         Table("Folders", ("for", "path", "writable", "free"), folder_rows),
         Table(
             "Missing" if missing else "Nothing is missing",
@@ -320,7 +330,7 @@ def _find_version(package: str) -> str | None:
 
 
 def _find_missing_parts(
-    versions: dict[str, str | None], machine: MachineState, hub: HubState
+    versions: dict[str, str | None], machine: MachineState, hub_state: HubState
 ) -> list[MissingPart]:
     """Return what is missing, what it is needed for, and how to get it."""
     missing = [
@@ -331,8 +341,8 @@ def _find_missing_parts(
     for extra in Extra:
         packages = find_missing_packages(extra)
         if packages:
-            part = MissingPart(", ".join(packages), extra.purpose, extra.install_command)
-            missing.append(part)
+            missing_part = MissingPart(", ".join(packages), extra.purpose, extra.install_command)
+            missing.append(missing_part)
     if machine.kind == "cpu":
         missing.append(
             MissingPart(
@@ -341,9 +351,9 @@ def _find_missing_parts(
                 "a machine with CUDA and a torch built for it",
             )
         )
-    if hub.fix is not None:
+    if hub_state.fix is not None:
         missing.append(
-            MissingPart("the hub", "models and benchmarks that are not on this disk", hub.fix)
+            MissingPart("the hub", "models and benchmarks that are not on this disk", hub_state.fix)
         )
     return missing
 
@@ -367,19 +377,19 @@ def _inspect_machine() -> MachineState:
             memory_gib = round(properties.total_memory / 2**30, 1)
             machine.gpus.append(Gpu(properties.name, memory_gib, torch.cuda.is_bf16_supported()))
     elif torch.backends.mps.is_available():
-        machine.kind = "mps"
+        machine.apple_gpu = "taken with --device mps alone, which has not been tried"
     return machine
 
 
 def _find_hub_cache() -> Path:
     """Return where the hub's library keeps models, by its variables: importing it would cost seconds."""
-    home = _find_hub_home()
-    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    hub_home = _find_hub_home()
+    return Path(os.environ.get("HF_HUB_CACHE") or hub_home / "hub")
 
 
 def _find_dataset_cache() -> Path:
-    home = _find_hub_home()
-    return Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
+    hub_home = _find_hub_home()
+    return Path(os.environ.get("HF_DATASETS_CACHE") or hub_home / "datasets")
 
 
 def _find_hub_home() -> Path:
@@ -392,15 +402,17 @@ def _inspect_caches() -> list[CacheFolder]:
     folders = {"models": str(_find_hub_cache()), "datasets": str(_find_dataset_cache())}
     folders["results"] = "."
     caches = []
-    for use, folder in folders.items():
-        path = Path(folder).expanduser().absolute()
-        existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    for cache_name, folder in folders.items():
+        cache_folder = Path(folder).expanduser().absolute()
+        existing = next(
+            parent for parent in (cache_folder, *cache_folder.parents) if parent.exists()
+        )
         free_gib = round(shutil.disk_usage(existing).free / 2**30, 1)
         caches.append(
             CacheFolder(
-                use=use,
-                path=str(path),
-                exists=path.exists(),
+                use=cache_name,
+                path=str(cache_folder),
+                exists=cache_folder.exists(),
                 writable=os.access(existing, os.W_OK),
                 free_gib=free_gib,
             )

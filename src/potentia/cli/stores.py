@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import time
 from collections import defaultdict
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import potentia
-from potentia.cli.adapters import drop_adapters, list_adapters
-from potentia.cli.app import app
+from potentia.cli.adapters import discard_adapters, list_adapters
+from potentia.cli.app import OrderedGroup, app
 from potentia.cli.command import command
 from potentia.cli.option_groups import (
     DEFAULT_STORE,
@@ -35,19 +36,23 @@ if TYPE_CHECKING:
     from potentia.store import CellRecord, Store
 
 store_group = typer.Typer(
+    cls=OrderedGroup,
     help="Change a store: discard results or adapters, rename or delete studies.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 app.add_typer(store_group, name="store")
 
-StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="The study, by name or key.")]
+StudyArgument = Annotated[
+    str, typer.Argument(metavar="STUDY", help="The study: its name, or the beginning of its key.")
+]
 OneStudy = Annotated[
     OptionalText,
-    typer.Option(metavar="NAME", help="Only this study, by name or key."),
+    typer.Option(metavar="NAME", help="Only this study: its name, or the beginning of its key."),
 ]
 WATCH_SECONDS = 2.0  # between two looks of `status --watch`
 MAX_CELLS_LISTED = 20
+TOKEN = "POTENTIA_TOKEN"  # the environment variable with the token that the board asks for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +67,9 @@ class StatusOptions(OutputOptions):
     ] = False
     check: Annotated[
         bool,
-        typer.Option("--check", help="Read every result and say what is damaged; exit code 1."),
+        typer.Option(
+            "--check", help="Read every result and say what is damaged; exit code 1 if anything is."
+        ),
     ] = False
     repair: Annotated[
         bool, typer.Option("--repair", help="Have the next run replace what is damaged.")
@@ -113,14 +120,22 @@ def _status_tables(state: dict[str, Any]) -> list[Table]:
     """Return the studies, the rows that run, and the cells that failed."""
     studies = state["studies"]
     counts = ("models", "tasks", "done", "asked", "failed", "running")
-    rows = []
+    table_rows = []
     for study in studies:
-        rows.append((study["name"], study["key"][:8], *(study[count] for count in counts)))
-    columns: tuple[str, ...] = ("study", "key", *counts[:2], "results done", *counts[3:])
+        table_rows.append(
+            (study["name"], study["key"][:8], *(study[count_name] for count_name in counts))
+        )
+    column_names: tuple[str, ...] = ("study", "key", *counts[:2], "results done", *counts[3:])
+    if any(study["left"] is not None for study in studies):
+        column_names = (*column_names, "time left")
+        table_rows = [
+            (*row, "" if study["left"] is None else format_duration(study["left"]))
+            for row, study in zip(table_rows, studies, strict=True)
+        ]
     if any(study["cost"] for study in studies):
-        columns = (*columns, "cost")
-        rows = [(*row, study["cost"]) for row, study in zip(rows, studies, strict=True)]
-    tables = [Table(f"Studies in {state['store']}", columns, rows)]
+        column_names = (*column_names, "cost")
+        table_rows = [(*row, study["cost"]) for row, study in zip(table_rows, studies, strict=True)]
+    tables = [Table(f"Studies in {state['store']}", column_names, table_rows)]
     if any(study["running"] for study in studies):
         tables.append(running_rows_table(state))
     if state["failures"]:
@@ -134,29 +149,29 @@ def _failed_cells_table(failures: list[dict[str, Any]]) -> Table:
     for failure in failures:
         cell = f"{failure['task']} × {failure['protocol']}"
         cells_by_failure[failure["model"], failure["reason"]].append(cell)
-    rows = []
+    table_rows = []
     for (model, reason), cells in cells_by_failure.items():
         described = cells[0] if len(cells) == 1 else f"{len(cells)} results"
-        rows.append((model, described, reason))
-    return Table("Failed results", ("model", "cells", "reason"), rows)
+        table_rows.append((model, described, reason))
+    return Table("Failed results", ("model", "results", "reason"), table_rows)
 
 
 def running_rows_table(state: dict[str, Any]) -> Table:
     """Return the rows that run now: the phase, how far, how fast, how long still; which process runs it, since when."""
-    rows = []
+    table_rows = []
     for study in state["studies"]:
         lease_by_row = {lease["row"]: lease for lease in study["leases"]}
-        for name in dict.fromkeys([*study["rows"], *lease_by_row]):
-            row_state = study["rows"].get(name, {})
-            lease = lease_by_row.get(name)
+        for model in dict.fromkeys([*study["rows"], *lease_by_row]):
+            row_state = study["rows"].get(model, {})
+            lease = lease_by_row.get(model)
             if lease is not None or potentia.run.is_running(row_state):
-                rows.append((study["name"], *_describe_running_row(name, row_state, lease)))
-    columns = ("study", "model", "now", "done", "tokens/s", "left", "by", "for")
-    return Table("Rows that run now", columns, rows, digits=0)
+                table_rows.append((study["name"], *_describe_running_row(model, row_state, lease)))
+    column_names = ("study", "model", "now", "done", "tokens/s", "left", "by", "for")
+    return Table("Models that run now", column_names, table_rows, digits=0)
 
 
 def _describe_running_row(
-    name: str, row_state: dict[str, Any], lease: dict[str, Any] | None
+    model_name: str, row_state: dict[str, Any], lease: dict[str, Any] | None
 ) -> tuple[Any, ...]:
     process = ""
     running_for = ""
@@ -171,7 +186,7 @@ def _describe_running_row(
         time_left = format_duration(row_state["left"])
     phase = str(row_state.get("phase", ""))
     tokens_per_second = row_state.get("tokens_per_second")
-    return (name, phase, done, tokens_per_second, time_left, process, running_for)
+    return (model_name, phase, done, tokens_per_second, time_left, process, running_for)
 
 
 def _follow_status(read_status: Callable[[], dict[str, Any]], *, as_json: bool) -> None:
@@ -198,12 +213,12 @@ def _follow_status(read_status: Callable[[], dict[str, Any]], *, as_json: bool) 
 
 def _status_line(study: dict[str, Any], *, as_json: bool) -> str:
     if as_json:
-        names = ("name", "key", "done", "asked", "failed", "running")
-        return json.dumps({name: study[name] for name in names})
-    asked = "" if study["asked"] is None else f"/{study['asked']}"
+        field_names = ("name", "key", "done", "asked", "failed", "running")
+        return json.dumps({field_name: study[field_name] for field_name in field_names})
+    expected = "" if study["asked"] is None else f"/{study['asked']}"
     return (
-        f"{study['name']}: {study['done']}{asked} results, {study['failed']} failed,"
-        f" {study['running']} rows running"
+        f"{study['name']}: {study['done']}{expected} results, {study['failed']} failed,"
+        f" {study['running']} models running"
     )
 
 
@@ -226,23 +241,23 @@ def _check_store(options: StatusOptions) -> None:
     broken = [
         problem for problem in problems if problem.kind is not potentia.store.ProblemKind.LANES
     ]
-    rows = [
+    table_rows = [
         (problem.kind, problem.description, problem.key or "", str(problem.path or ""))
         for problem in problems
     ]
     parts: list[str | Table] = [f"{cell_count} results, none damaged"]
-    if rows:
+    if table_rows:
         parts = [
             f"{len(broken)} problems, {cell_count} results are sound",
-            Table("Not as it should be", ("kind", "what", "cell", "file"), rows),
+            Table("Problems", ("kind", "what", "result", "file"), table_rows),
         ]
     if broken and options.repair:
-        parts.append("run the study again: it computes the damaged results anew and replaces them")
+        parts.append("run the study again: it computes the damaged results again and replaces them")
     elif broken:
         parts.append("--repair helps")
-    listed = rows_as_dicts(("kind", "what", "key", "path"), rows)
-    value = {"cells": cell_count, "repaired": options.repair, "problems": listed}
-    print_answer(options.as_json, value, *parts)
+    listed = rows_as_dicts(("kind", "what", "key", "path"), table_rows)
+    answer = {"cells": cell_count, "repaired": options.repair, "problems": listed}
+    print_answer(options.as_json, answer, *parts)
     raise typer.Exit(int(bool(broken) and not options.repair))
 
 
@@ -268,7 +283,7 @@ class DiscardOptions(CellOptions):
 
 @command(store_group, "discard", DiscardOptions)
 def discard(options: DiscardOptions) -> None:
-    """Discard results, with their examples and adapters: the next run of their study computes them anew.
+    """Discard results, with their examples and adapters: the next run of their study computes them again.
 
     Examples:
       potentia store discard potentia.db --model pythia-70m --task arc_easy --protocol direct --yes
@@ -276,23 +291,33 @@ def discard(options: DiscardOptions) -> None:
       potentia store discard potentia.db --adapters
     """
     if options.adapters:
-        drop_adapters(options)
+        discard_adapters(options)
         return
     if not (options.models or options.tasks or options.protocols):
         raise InputError("name the results to discard", hint="--model, --task or --protocol")
     with _open_existing(options.store) as store:
-        cells = [cell for cell in store.cells.read(study=options.study) if options.selects(cell)]
+        study_keys = None
+        if options.study:
+            study_keys = [potentia.store.find_study(store, study).key for study in options.study]
+        cells = [cell for cell in store.cells.read(study=study_keys) if options.selects(cell)]
         if not cells:
             raise InputError(
                 "no such result",
                 where=options.store,
                 hint=f"potentia status {shlex.quote(options.store)}",
             )
-        for cell in cells[:MAX_CELLS_LISTED]:
-            print_lines(f"{cell.model} × {cell.task} × {cell.protocol} ({cell.key})")
-        confirm(f"discard {len(cells)} results", yes=options.yes)
+        if not options.as_json:
+            for cell in cells[:MAX_CELLS_LISTED]:
+                print_lines(f"{cell.model} × {cell.task} × {cell.protocol} ({cell.key})")
+        counted = f"{len(cells)} result" if len(cells) == 1 else f"{len(cells)} results"
+        confirm(f"discard {counted}", is_confirmed=options.yes)
         store.cells.discard([cell.key for cell in cells])
-    print_lines(f"{len(cells)} results discarded")
+    discarded = [(cell.model, cell.task, cell.protocol, cell.key) for cell in cells]
+    print_answer(
+        options.as_json,
+        {"discarded": rows_as_dicts(("model", "task", "protocol", "key"), discarded)},
+        f"{counted} discarded",
+    )
 
 
 StoreThatExists = Annotated[
@@ -311,7 +336,7 @@ class RenameOptions(OutputOptions):
 
 @command(store_group, "rename", RenameOptions)
 def rename(options: RenameOptions) -> None:
-    """Give a study another name; its file goes on with it under the old name and the new one.
+    """Give a study another name; its file resumes it under the old name and the new one.
 
     Example: potentia store rename potentia.db study first-try
     """
@@ -336,17 +361,17 @@ class DeleteOptions(OutputOptions):
 
 @command(store_group, "delete", DeleteOptions)
 def delete(options: DeleteOptions) -> None:
-    """Delete a study with the cells, items and adapters that are its alone; what another study uses stays.
+    """Delete a study with its results, examples and adapters; those that another study uses are kept.
 
     Example: potentia store delete potentia.db first-try --yes
     """
     with _open_existing(options.store) as store:
         study = potentia.store.find_study(store, options.study)
         state = potentia.run.read_store_status(options.store, study.key)
-        running_rows = sum(found["running"] for found in state["studies"])
+        running_rows = sum(study_state["running"] for study_state in state["studies"])
         if running_rows:
             raise InputError(
-                f"{study.name} is running ({running_rows} rows)",
+                f"{study.name} is running ({running_rows} models)",
                 where=options.store,
                 hint="stop it first: Ctrl-C",
             )
@@ -354,7 +379,7 @@ def delete(options: DeleteOptions) -> None:
         question = f"delete {study.name} ({study.key[:8]}) with {own_cells} results"
         if shared_cells:
             question += f" ({shared_cells} more are used by other studies and stay)"
-        confirm(question, yes=options.yes)
+        confirm(question, is_confirmed=options.yes)
         removed = potentia.store.delete_study(store, study.key)
     line = f"deleted {removed.study} ({removed.key[:8]}) with {removed.cells} results"
     if removed.still_used:
@@ -379,36 +404,32 @@ class ServeOptions(OutputOptions):
     port: Annotated[
         int, typer.Option(min=0, max=65535, metavar="N", help="Port; 0 takes a free one.")
     ] = 8765
-    token: Annotated[
-        OptionalText,
-        typer.Option(
-            envvar="POTENTIA_TOKEN", help="Token to ask for; made up where one is needed."
-        ),
-    ] = None
 
 
 @command(app, "serve", ServeOptions)
 def serve(options: ServeOptions) -> None:
     """Show running and finished studies in a browser: progress, learning curves, costs, failures, every finding.
 
-    The board only reads. On 127.0.0.1 it needs no token; on any other address nothing is served without one.
+    The board only reads. On 127.0.0.1 it needs no token; on any other address nothing is served without one: that in
+    the environment variable POTENTIA_TOKEN, else one that is made up and printed.
 
     Examples:
       potentia serve potentia.db
 
-      potentia serve postgresql+psycopg://user@host/potentia --host 0.0.0.0 --token "$TOKEN"
+      potentia serve postgresql+psycopg://user@host/potentia --host 0.0.0.0
     """
     from potentia.show.board.app import bind_listener, browser_address, choose_token
     from potentia.show.board.app import serve_board as run_server
 
     # What is wrong with the store is said before a server starts.
     potentia.store.Store.open(options.store, readonly=True).close()
-    token = choose_token(options.host, options.token)
+    given_token = os.environ.get(TOKEN) or None
+    token = choose_token(options.host, given_token)
     listener = bind_listener(options.host, options.port)
     port = listener.getsockname()[1]
     address_with_token = browser_address(options.host, port, token)
     shown_address = address_with_token
-    if options.token is not None:  # who gave a token knows it
+    if given_token is not None:  # who gave a token knows it
         shown_address = (
             f"{browser_address(options.host, port, None)} (it asks for the token you gave)"
         )

@@ -22,35 +22,35 @@ SMALL_DATASET = 1_000  # examples of one's own; a tenth of fewer is a small test
 _WRITTEN_FIRST = ("name", "models", "tasks", "protocols")
 
 
-def write_study_file(file: Path, options: StudyOptions) -> None:
+def write_study_file(study_file: Path, options: StudyOptions) -> None:
     """Write what the options say as a study file, and say how to go on."""
-    if file.exists():
-        raise InputError(f"{file} is there already", hint="give another name")
+    if study_file.exists():
+        raise InputError(f"{study_file} exists already", hint="give another name")
     settings = options.study_settings()
     settings["models"] = settings["models"] or _ask_for_names(
-        "Models (hub names or folders, parted by spaces)", "--models"
+        "Models (hub names or folders, separated by spaces)", "--models"
     )
     tasks = options.tasks or _ask_for_names(
-        "Tasks of lm-eval, or files of your own, parted by spaces", "--tasks"
+        "Tasks of lm-eval, or files of your own, separated by spaces", "--tasks"
     )
     settings["tasks"] = [_describe_task(task, options) for task in tasks]
     settings["protocols"] = settings["protocols"] or ["direct", "train_before_test"]
-    settings.setdefault("name", file.stem)
-    text = render_study_file(file, settings)
-    potentia.files.write_file(file, without_password(text))
-    quoted_file = shlex.quote(str(file))
+    settings.setdefault("name", study_file.stem)
+    study_text = render_study_file(study_file, settings)
+    potentia.files.write_file(study_file, without_password(study_text))
+    quoted_file = shlex.quote(str(study_file))
     print_answer(
         options.as_json,
-        {"study": str(file)},
-        f"{file} is written. See what it will cost, then run it:",
+        {"study": str(study_file)},
+        f"{study_file} is written. See what it will cost, then run it:",
         f"  potentia run {quoted_file} --dry-run",
         f"  potentia run {quoted_file}",
     )
 
 
-def render_study_file(path: Path, settings: dict[str, Any]) -> str:
+def render_study_file(study_file: Path, settings: dict[str, Any]) -> str:
     """Return the text of a study file with comments, after checking that it can be read."""
-    stated = {name: value for name, value in settings.items() if value not in (None, {}, [])}
+    stated = {setting: value for setting, value in settings.items() if value not in (None, {}, [])}
     potentia.study.make_study(stated)
     comments = {
         "caps": "# caps: {train: 50000, validation: 1000, test: 10000}",
@@ -59,12 +59,12 @@ def render_study_file(path: Path, settings: dict[str, Any]) -> str:
         "store": "# store: potentia.db",
     }
     setting_lines = []
-    for name, value in stated.items():
-        if name not in _WRITTEN_FIRST:
-            setting_lines.append(f"{name}: {_to_yaml(value)}")
-    setting_lines += [comment for name, comment in comments.items() if name not in stated]
+    for setting, value in stated.items():
+        if setting not in _WRITTEN_FIRST:
+            setting_lines.append(f"{setting}: {_to_yaml(value)}")
+    setting_lines += [comment for setting, comment in comments.items() if setting not in stated]
     lines = [
-        f"# potentia run {shlex.quote(str(path))}",
+        f"# potentia run {shlex.quote(str(study_file))}",
         "#",
         "# All fields of a study file and their defaults: docs/study.md. What is not written has its default.",
         f"name: {_to_yaml(stated['name'])}",
@@ -78,20 +78,20 @@ def render_study_file(path: Path, settings: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _describe_task(task: str, options: StudyOptions) -> str | dict[str, Any]:
+def _describe_task(task_name: str, options: StudyOptions) -> str | dict[str, Any]:
     """Return a task as a study file names it: data of one's own with its columns, any other by its name."""
-    is_task_definition = task.endswith((".yaml", ".yml"))
-    is_own_data = Path(task).expanduser().exists() and not is_task_definition
-    is_dataset = task.count("/") == 1 and not Path(task).suffix
-    is_missing_file = Path(task).suffix in DATA_SUFFIXES and not is_own_data
+    is_task_definition = task_name.endswith((".yaml", ".yml"))
+    is_own_data = Path(task_name).expanduser().exists() and not is_task_definition
+    is_dataset = task_name.count("/") == 1 and not Path(task_name).suffix
+    is_missing_file = Path(task_name).suffix in DATA_SUFFIXES and not is_own_data
     if is_missing_file or not (is_own_data or is_dataset):
         if is_missing_file:
             raise InputError(
-                f"there is no {task}",
+                f"there is no {task_name}",
                 hint="give a file, a folder, a dataset of the hub as org/name, or a task of lm-eval",
             )
-        return task
-    entry = _describe_own_data(task)
+        return task_name
+    entry = _describe_own_data(task_name)
     if options.columns:
         entry["columns"] = parse_pairs(options.columns)
     if options.folds is not None:
@@ -102,13 +102,13 @@ def _describe_task(task: str, options: StudyOptions) -> str | dict[str, Any]:
 
 def _describe_own_data(source: str) -> dict[str, Any]:
     """Describe data of one's own, as a study does: where it is, and which of its columns is what."""
-    path = Path(source)
-    if path.exists():
+    data_path = Path(source)
+    if data_path.exists():
         own_data = potentia.tasks.UserData(files=(source,))
-        entry: dict[str, Any] = {"name": own_data.label, "file": source}
-    elif source.count("/") == 1 and not path.suffix:
+        entry: dict[str, Any] = {"name": own_data.task_name, "file": source}
+    elif source.count("/") == 1 and not data_path.suffix:
         own_data = potentia.tasks.UserData(dataset=source)
-        entry = {"name": own_data.label, "dataset": source}
+        entry = {"name": own_data.task_name, "dataset": source}
     else:
         raise InputError(
             f"there is no {source}",
@@ -117,7 +117,7 @@ def _describe_own_data(source: str) -> dict[str, Any]:
     columns = potentia.tasks.guess_columns(own_data)
     if columns:
         entry["columns"] = columns
-    examples = own_data.documents_in_one_split() or SMALL_DATASET
+    examples = own_data.count_documents_of_one_split() or SMALL_DATASET
     if examples < SMALL_DATASET:
         entry["ratios"] = [6, 1, 3]
     return entry
@@ -136,5 +136,7 @@ def _ask_for_names(question: str, flag: str) -> list[str]:
 def _to_yaml(value: Any) -> str:
     import yaml
 
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
-    return text.removesuffix("...\n").strip()
+    yaml_text: str = yaml.safe_dump(
+        value, default_flow_style=True, width=10_000, allow_unicode=True
+    )
+    return yaml_text.removesuffix("...\n").strip()

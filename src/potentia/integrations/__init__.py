@@ -1,9 +1,11 @@
 """Potentia inside other tools: lm-eval, experiment trackers, adapters to take away and to predict with."""
 
+from potentia.integrations.adapter_note import read_asked_task, read_note
 from potentia.integrations.adapters import (
     ExportedAdapter,
     export_adapter,
     export_classifier,
+    export_embedding_classifier,
     export_encoder,
 )
 from potentia.integrations.judge import AnswerJudge, JudgedAnswers, judge_answers

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potentia.errors import InputError
-from potentia.files import describe_invalid, read_json_object
-from potentia.tasks import LIMITED
+from potentia.files import ADAPTER_NOTE, describe_invalid, read_json_object
+from potentia.tasks import UNTRUSTED
 
-NOTE = "potentia.json"
 CLASSIFIER = "classifier.npz"  # of a folder that holds a classifier on words
+EMBEDDING_CLASSIFIER = "embedding_classifier.npz"  # of one that holds a classifier on embeddings
 LARGEST_NOTE = 64 * 2**20  # bytes: a task may have many labels, and its definition is in the note
 LONGEST = 10_000  # of a list or table in a note
 
@@ -102,41 +102,52 @@ _METRICS = {"multiple_choice": "acc", "generate_until": "exact_match"}  # by wha
 
 def read_note(folder: Path) -> AdapterNote:
     """Read what an exported adapter says of itself."""
-    file = folder / NOTE
-    if not file.exists():
-        hint = "give the folder that potentia select or potentia adapters export wrote"
-        raise InputError(f"{folder} has no {NOTE}", hint=hint)
-    content = read_json_object(file, LARGEST_NOTE)
+    note_file = folder / ADAPTER_NOTE
+    if not note_file.exists():
+        raise InputError(f"{folder} has no {ADAPTER_NOTE}", hint=_suggest_folder(folder))
+    content = read_json_object(note_file, LARGEST_NOTE)
     if not isinstance(content.get("model"), dict) and not (folder / CLASSIFIER).is_file():
         raise InputError(
-            "it does not say which model it goes on", where=str(file), hint="export it again"
+            "it does not say which model it goes on", where=str(note_file), hint="export it again"
         )
     try:
         return AdapterNote.model_validate(content)
     except ValidationError as error:
-        raise InputError(describe_invalid(error), where=str(file), hint="export it again") from None
+        raise InputError(
+            describe_invalid(error), where=str(note_file), hint="export it again"
+        ) from None
 
 
-def read_asked_task(note: AdapterNote, source: str) -> NotedTask:
+def _suggest_folder(folder: Path) -> str:
+    """Say which folder to give instead of one without a note."""
+    inner_folders = [note.parent for note in sorted(folder.glob(f"*/{ADAPTER_NOTE}"))]
+    if inner_folders:
+        return f"give one of its folders: {', '.join(map(str, inner_folders))}"
+    if folder.is_file():
+        return "the folder comes first, then the file: potentia predict selected/adapter FILE"
+    return "give the folder that potentia select or potentia adapters export wrote"
+
+
+def read_asked_task(adapter_note: AdapterNote, source: str) -> NotedTask:
     """Return how the task of a note is asked; refuse one that rows of a file cannot ask."""
     try:
-        return NotedTask.model_validate(note.asked or {})
+        return NotedTask.model_validate(adapter_note.asked or {})
     except ValidationError as error:
         raise InputError(
-            f"{note.task} cannot be asked with rows of a file ({describe_invalid(error)})",
+            f"{adapter_note.task} cannot be asked with rows of a file ({describe_invalid(error)})",
             where=source,
             hint="predict takes adapters tuned on your own labelled texts, questions or prompts",
         ) from None
 
 
-def make_definition(note: AdapterNote, task: NotedTask) -> dict[str, Any]:
+def make_definition(adapter_note: AdapterNote, task: NotedTask) -> dict[str, Any]:
     """Return the definition that asks the task; its templates are a stranger's, and its metric plays no part."""
     definition = task.config.model_dump(exclude_none=True)
     metric = _METRICS[task.config.output_type]
     return {
         **definition,
-        "task": str(note.task),
+        "task": str(adapter_note.task),
         "test_split": "test",
         "metric_list": [{"metric": metric, "aggregation": "mean", "higher_is_better": True}],
-        LIMITED: True,
+        UNTRUSTED: True,
     }

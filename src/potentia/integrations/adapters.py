@@ -8,19 +8,23 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia.analysis.stats import interval_of_score
 from potentia.errors import InputError
-from potentia.files import atomic_folder
-from potentia.integrations.adapter_note import CLASSIFIER, NOTE
-from potentia.values.protocol import TaskName
+from potentia.files import ADAPTER_NOTE, atomic_folder
+from potentia.integrations.adapter_note import CLASSIFIER, EMBEDDING_CLASSIFIER
+from potentia.values.baselines import Baseline
+from potentia.values.protocol import Protocol, TaskName
 from potentia.values.provenance import TaskProvenance
 
 if TYPE_CHECKING:
     from potentia.store import CellRecord, Store
-    from potentia.tasks import Task
+    from potentia.tasks import EmbeddingClassifier, Task
+    from potentia.values.scores import Score
 
 
 @dataclass(frozen=True)
@@ -48,52 +52,78 @@ def export_adapter(
     replace: bool = False,
     temperature: float = 1.0,
     threshold: float | None = None,
+    tested_folds: int = 0,
 ) -> ExportedAdapter:
     """Copy a kept adapter out of the store and write its card and a note from which ``predict`` asks it again.
 
-    Where validation kept the untuned model there is no adapter; the note and the card say so. The folder is there when
-    all of it is written; with ``replace`` it takes the place of an earlier one. ``temperature`` makes the probabilities
-    of ``predict`` mean what they say; below ``threshold`` it marks a row as unsure.
+    Where validation kept the untuned model, or nothing was tuned, there is no adapter; the note and the card say so.
+    The folder is there when all of it is written; with ``replace`` it takes the place of an earlier one.
+    ``temperature`` makes the probabilities of ``predict`` mean what they say; below ``threshold`` it marks a row as
+    unsure. Of an adapter that was trained on all rows, ``tested_folds`` says how many folds its scores are from.
     """
     stored = store.adapters.find(cell.key)
-    if stored is None and not cell.selection.is_untuned:
+    if stored is None and _is_tuned(cell):
         raise InputError(f"no adapter of {cell.model} on {cell.task} is kept", where=store.where)
     model = cell.provenance.model
-    base = model.source or cell.model
-    before = [model.adapter] if model.adapter else []
+    base_model = locate_model(model.source or cell.model)
+    before = [locate_model(model.adapter)] if model.adapter else []
     if model.copy_of:  # an exposed copy: what it was exposed to comes first
         before.append(str(store.adapters.find(f"treated-{model.fingerprint}")))
     quantisation = None
     if model.quantise:
         quantisation = Quantisation(model.quantise, str(model.dtype))
-    lines = loading_lines(
-        base,
+    lines = render_loading_lines(
+        base_model,
         str(folder) if stored is not None else None,
-        gguf=model.gguf_file,
+        gguf_file=model.gguf_file,
         before=before,
         quantisation=quantisation,
     )
     with atomic_folder(folder, replace=replace) as draft:
         for file in stored.iterdir() if stored is not None else ():
             shutil.copy2(file, draft / file.name)
-        card = adapter_card(cell, base, lines, str(folder))
-        (draft / "README.md").write_text(card, encoding="utf-8")
-        note_file = draft / NOTE
+        card_text = adapter_card(cell, base_model, lines, str(folder), tested_folds=tested_folds)
+        (draft / "README.md").write_text(card_text, encoding="utf-8")
+        note_file = draft / ADAPTER_NOTE
         note = json.loads(note_file.read_text(encoding="utf-8")) if note_file.exists() else {}
+        _name_base(draft / "adapter_config.json", base_model)
+        if isinstance(note.get("base"), dict):
+            note["base"]["source"] = base_model
         note["cell"] = cell.key
         note["task"] = TaskName(cell.task).whole
         note["protocol"] = cell.protocol
         note["selection"] = cell.selection.to_dict()
-        note["model"] = {**model.to_dict(), "source": base, "before": before}
+        note["model"] = {**model.to_dict(), "source": base_model, "before": before}
         note["asked"] = cell.provenance.task.to_dict()
         note["metric"] = cell.metric
         note["score"] = cell.score.value
         note["stderr"] = cell.score.stderr
         note["n"] = cell.score.n
+        note["tested_folds"] = tested_folds
         note["temperature"] = temperature
         note["threshold"] = threshold
         note_file.write_text(json.dumps(note, indent=1, default=str), encoding="utf-8")
-    return ExportedAdapter(folder, base, lines)
+    return ExportedAdapter(folder, base_model, lines)
+
+
+def locate_model(source: str) -> str:
+    """Return the whole path of a model's folder or file, so that an export works anywhere; a hub name stays."""
+    path = Path(source).expanduser()
+    return str(path.absolute()) if path.exists() else source
+
+
+def _name_base(config_file: Path, base_model: str) -> None:
+    """Put the base into PEFT's configuration of an adapter, where there is one."""
+    if not config_file.is_file():
+        return
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    config["base_model_name_or_path"] = base_model
+    config_file.write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def _is_tuned(cell: CellRecord) -> bool:
+    """Whether a result is of a fine-tuned model."""
+    return Protocol(cell.protocol).tuned and not cell.selection.is_untuned
 
 
 def export_encoder(
@@ -103,8 +133,16 @@ def export_encoder(
     *,
     temperature: float = 1.0,
     threshold: float | None = None,
+    tested_folds: int = 0,
 ) -> ExportedAdapter:
-    """Copy a fine-tuned encoder, with a note from which ``predict`` asks it; an earlier one is replaced."""
+    """Copy a fine-tuned encoder, with its card and a note from which ``predict`` asks it; an earlier one is replaced.
+
+    Of an encoder that was fine-tuned on all rows, ``tested_folds`` says how many folds its scores are from.
+    """
+    lines = (
+        "from transformers import pipeline",
+        f"classify = pipeline('text-classification', model={str(folder)!r})",
+    )
     note = {
         "task": TaskName(cell.task).whole,
         "encoder": True,
@@ -112,53 +150,167 @@ def export_encoder(
         "asked": cell.provenance.task.to_dict(),
         "metric": cell.metric,
         "score": cell.score.value,
+        "stderr": cell.score.stderr,
+        "n": cell.score.n,
+        "tested_folds": tested_folds,
+        "selection": cell.selection.to_dict(),
         "temperature": temperature,
         "threshold": threshold,
     }
+    base = str(cell.provenance.model.source)
+    card = _render_classifier_card(
+        cell.provenance.task,
+        TaskName(cell.task).whole,
+        f"The encoder `{base}` with a classification head, fine-tuned",
+        folder,
+        metric=cell.metric,
+        score=cell.score.value,
+        tested_folds=tested_folds,
+        threshold=threshold,
+        lines=lines,
+    )
     with atomic_folder(folder, replace=True) as draft:
         for file in saved.iterdir():
             shutil.copy2(file, draft / file.name)
-        text = json.dumps(note, indent=1, default=str, ensure_ascii=False)
-        (draft / NOTE).write_text(text, encoding="utf-8")
-    lines = (
-        "from transformers import pipeline",
-        f"classify = pipeline('text-classification', model={str(folder)!r})",
-    )
+        (draft / "README.md").write_text(card, encoding="utf-8")
+        note_text = json.dumps(note, indent=1, default=str, ensure_ascii=False)
+        (draft / ADAPTER_NOTE).write_text(note_text, encoding="utf-8")
     return ExportedAdapter(folder, str(cell.provenance.model.source), lines)
 
 
-def export_classifier(task: Task, folder: Path, *, accuracy: float, replace: bool = False) -> Path:
-    """Write a classifier on words, taught all rows, with a note from which ``predict`` asks it."""
-    from potentia.tasks import TFIDF, fit_linear_classifier
+def _render_classifier_card(
+    task: TaskProvenance,
+    task_name: str,
+    what: str,
+    folder: Path,
+    *,
+    metric: str,
+    score: float,
+    tested_folds: int,
+    threshold: float | None = None,
+    lines: Sequence[str] = (),
+) -> str:
+    """Return the card of what classifies without an adapter: what it is, what it learned from, what it scores."""
+    used = task.used_by_split()
+    data = f"{used['train']} training, {used['validation']} validation and {used['test']} test examples."
+    tested = f"{used['test']} test examples"
+    if tested_folds:
+        data = "all rows, with what cross-validation chose."
+        folds = "1 fold" if tested_folds == 1 else f"{tested_folds} folds"
+        tested = f"the same in {folds}, on rows that it had not seen"
+    beside = {
+        baseline.label: scores.get("acc", math.nan) for baseline, scores in task.baselines.items()
+    }
+    return str(
+        _templates()
+        .get_template("classifier.md")
+        .render(
+            name=task_name,
+            what=what,
+            task=task_name,
+            data=data,
+            metric=metric,
+            score=score,
+            tested=tested,
+            beside=beside,
+            threshold=threshold,
+            folder=shlex.quote(str(folder)),
+            lines=lines,
+            labels=task.labels,
+        )
+    )
+
+
+def export_classifier(
+    task: Task, folder: Path, *, accuracy: float, tested_folds: int = 1, replace: bool = False
+) -> Path:
+    """Write a classifier on words, taught all rows, with its card and a note from which ``predict`` asks it."""
+    from potentia.tasks import fit_linear_classifier
 
     classifier = fit_linear_classifier(task, on_all=True)
+    description = replace_fields(task.describe(), fingerprint=task.fingerprint)
     note = {
         "task": TaskName(task.name).whole,
-        "classifier": TFIDF,
-        "asked": task.describe(),
+        "classifier": Baseline.TFIDF.value,
+        "asked": description.to_dict(),
         "metric": "acc",
         "score": accuracy,
     }
+    card = _render_classifier_card(
+        replace_fields(description, baselines={}),
+        TaskName(task.name).whole,
+        "TF-IDF with logistic regression",
+        folder,
+        metric="acc",
+        score=accuracy,
+        tested_folds=tested_folds,
+    )
     with atomic_folder(folder, replace=replace) as draft:
+        (draft / "README.md").write_text(card, encoding="utf-8")
         classifier.save(draft / CLASSIFIER)
-        text = json.dumps(note, indent=1, default=str, ensure_ascii=False)
-        (draft / NOTE).write_text(text, encoding="utf-8")
+        note_text = json.dumps(note, indent=1, default=str, ensure_ascii=False)
+        (draft / ADAPTER_NOTE).write_text(note_text, encoding="utf-8")
     return folder
 
 
-def loading_lines(
-    base: str,
+def export_embedding_classifier(
+    classifier: EmbeddingClassifier,
+    cell: CellRecord,
+    folder: Path,
+    *,
+    name: str,
+    accuracy: float,
+    tested_folds: int = 1,
+    replace: bool = False,
+) -> Path:
+    """Write a classifier on the embeddings of a model, with a note from which ``predict`` asks it.
+
+    ``cell`` is its result on a fold: it says which model the embeddings are of, and how the task is asked.
+    """
+    model = cell.provenance.model
+    source = locate_model(str(model.source))
+    note = {
+        "task": TaskName(cell.task).whole,
+        "classifier": name,
+        "model": {"source": source, "fingerprint": model.fingerprint},
+        "asked": cell.provenance.task.to_dict(),
+        "metric": "acc",
+        "score": accuracy,
+    }
+    card = _render_classifier_card(
+        cell.provenance.task,
+        TaskName(cell.task).whole,
+        f"Logistic regression on frozen embeddings of `{model.source}`",
+        folder,
+        metric="acc",
+        score=accuracy,
+        tested_folds=tested_folds,
+    )
+    with atomic_folder(folder, replace=replace) as draft:
+        (draft / "README.md").write_text(card, encoding="utf-8")
+        classifier.save(draft / EMBEDDING_CLASSIFIER)
+        note_text = json.dumps(note, indent=1, default=str, ensure_ascii=False)
+        (draft / ADAPTER_NOTE).write_text(note_text, encoding="utf-8")
+    return folder
+
+
+def render_loading_lines(
+    base_model: str,
     folder: str | None,
     *,
-    gguf: str | None,
+    gguf_file: str | None,
     before: Sequence[str],
     quantisation: Quantisation | None,
 ) -> tuple[str, ...]:
     """Return Python that loads the adapted model with transformers and PEFT alone."""
-    model_argument = f"{base!r}" if gguf is None else f"{base!r}, gguf_file={gguf!r}"
-    if base.endswith(".gguf"):
-        model_argument = f"{str(Path(base).parent)!r}, gguf_file={Path(base).name!r}"
-    bits = ""
+    model_name = base_model
+    if base_model.endswith(".gguf"):
+        model_name = str(Path(base_model).parent)
+        gguf_file = Path(base_model).name
+    model_argument = f"{model_name!r}"
+    if gguf_file is not None:
+        model_argument += f", gguf_file={gguf_file!r}"
+    bits_argument = ""
     if quantisation is not None:
         dtype = f"torch.{quantisation.dtype}"
         options = "load_in_8bit=True"
@@ -167,50 +319,71 @@ def loading_lines(
                 "load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True,"
                 f" bnb_4bit_compute_dtype={dtype}"
             )
-        bits = f", dtype={dtype}, quantization_config=BitsAndBytesConfig({options})"
-    late = bool(before) or ", gguf_file=" in model_argument  # first whole, then in few bits
+        bits_argument = f", dtype={dtype}, quantization_config=BitsAndBytesConfig({options})"
+    quantises_last = bool(before) or gguf_file is not None  # first whole, then in few bits
     return _render_lines(
-        "loading.py.txt", place=model_argument, bits=bits, late=late, before=before, folder=folder
+        "loading.py.txt",
+        place=model_argument,
+        bits=bits_argument,
+        late=quantises_last,
+        before=before,
+        folder=folder,
     )
 
 
-def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: str) -> str:
+def adapter_card(
+    cell: CellRecord, base_model: str, lines: tuple[str, ...], folder: str, *, tested_folds: int = 0
+) -> str:
     """Return the card of an adapter: its base, what it was tuned on and how, what it scores, how to ask it."""
     from huggingface_hub import ModelCard
 
     settings = cell.provenance.tuning_settings
     task = cell.provenance.task
-    seed = task.splits.seed
-    name = f"{cell.model.rpartition('/')[2]}-{cell.task}"
+    splits = task.splits
+    task_name = str(TaskName(cell.task).whole)
+    adapter_name = f"{cell.model.rpartition('/')[2]}-{task_name}"
     other_scores = {}
     for metric in ("macro_f1", "balanced_accuracy"):
         if metric in cell.scores:
             other_scores[metric] = cell.scores[metric].value
     for baseline, scores in task.baselines.items():
-        other_scores[baseline] = scores.get("acc", math.nan)
+        other_scores[baseline.label] = scores.get("acc", math.nan)
     template = _templates().get_template("card.md")
-    body = template.render(
-        name=name,
-        base=base,
+    card_text = template.render(
+        name=adapter_name,
+        base=base_model,
         cell=cell,
+        task=task_name,
         score=cell.score,
+        interval=_describe_interval(cell.score),
+        tested_folds=tested_folds,
         chosen=cell.selection,
-        used=task.splits.used_by_split(),
+        used=task.used_by_split(),
         beside=other_scores,
         lines=lines,
-        tuned=not cell.selection.is_untuned,
-        origin=task.splits.test.origin or "unknown",
-        seed="unknown" if seed is None else seed,
-        asking=asking_lines(task),
+        tuned=_is_tuned(cell),
+        origin="unknown" if splits is None else splits.test.origin_label,
+        seed="unknown" if splits is None else splits.seed,
+        asking=render_usage_lines(task),
         config=task.config,
         labels=task.labels,
         folder=shlex.quote(folder),
-        recipe={key: value for key, value in settings.items() if value is not None},
+        recipe={setting: value for setting, value in settings.items() if value is not None},
     )
-    return str(ModelCard(f"---\n{_render_card_head(cell, base, name)}\n---\n{body}"))
+    return str(
+        ModelCard(f"---\n{_render_card_head(cell, base_model, adapter_name)}\n---\n{card_text}")
+    )
 
 
-def _render_card_head(cell: CellRecord, base: str, name: str) -> str:
+def _describe_interval(score: Score) -> str:
+    """Say in which range a score is known; nothing where its error is not known."""
+    interval = interval_of_score(score)
+    if not math.isfinite(interval.low):
+        return ""
+    return f" ({100 * interval.level:g} % interval {interval.low:.3f} to {interval.high:.3f})"
+
+
+def _render_card_head(cell: CellRecord, base_model: str, adapter_name: str) -> str:
     """Return what the hub reads of a card: the base and the score."""
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -219,32 +392,34 @@ def _render_card_head(cell: CellRecord, base: str, name: str) -> str:
         error = {"stderr": round(cell.score.stderr, 6)}
     result = EvalResult(
         task_type="text-generation",
-        dataset_type=cell.task,
-        dataset_name=cell.task,
+        dataset_type=str(TaskName(cell.task).whole),
+        dataset_name=str(TaskName(cell.task).whole),
         metric_type=cell.metric,
         metric_name=f"{cell.metric} ({cell.protocol})",
         metric_value=round(cell.score.value, 6),
         metric_args=error,
     )
-    on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~"))
+    on_hub = base_model.count("/") == 1 and not base_model.startswith((".", "/", "~"))
     return ModelCardData(
-        base_model=base if on_hub else None,
+        base_model=base_model if on_hub else None,
         library_name="peft",
         tags=["potentia", "train-before-test", "lora"],
-        model_name=name,
+        model_name=adapter_name,
         eval_results=[result],
     ).to_yaml()
 
 
-def asking_lines(task: TaskProvenance) -> tuple[str, ...]:
+def render_usage_lines(task: TaskProvenance) -> tuple[str, ...]:
     """Return Python that classifies a text with the loaded model and no Potentia; none for other kinds of tasks."""
     labels = task.labels
     prompt = str(task.config.get("doc_to_text", ""))
-    fields = [name for name in ("text", "text_pair") if "{{" + name + "}}" in prompt]
+    fields = [
+        field_name for field_name in ("text", "text_pair") if "{{" + field_name + "}}" in prompt
+    ]
     if not labels or not fields or prompt.count("{{") != len(fields):
         return ()
-    for name in fields:
-        prompt = prompt.replace("{{" + name + "}}", f"<{name}>")
+    for field_name in fields:
+        prompt = prompt.replace("{{" + field_name + "}}", f"<{field_name}>")
     return _render_lines(
         "asking.py.txt",
         labels=json.dumps(dict(labels), ensure_ascii=False),

@@ -174,15 +174,18 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
         )
 
     def _cache_answers(
-        self, kind: str, requests: Sequence[Instance], answers: Sequence[Any]
+        self, request_type: str, requests: Sequence[Instance], answers: Sequence[Any]
     ) -> None:
         """Hand the answers to lm-eval's cache of requests."""
         for request, answer in zip(requests, answers, strict=True):
-            self.cache_hook.add_partial(kind, request.args, answer)
+            self.cache_hook.add_partial(request_type, request.args, answer)
 
 
 def _choose_device(device: str | None) -> str:
-    """Take lm-eval's default for no wish on a machine without a GPU, as its own models do."""
+    """Return the device to load on.
+
+    Where there is no GPU, lm-eval's default counts as no choice, as in its own models.
+    """
     if device == DEFAULT_DEVICE:
         import torch
 
@@ -190,9 +193,9 @@ def _choose_device(device: str | None) -> str:
     return device or "auto"
 
 
-def _progress_bar(kind: str, total: int, *, hidden: bool) -> tqdm:
+def _progress_bar(description: str, total: int, *, hidden: bool) -> tqdm:
     """Return a bar that counts the requests of one kind."""
-    return tqdm(total=total, desc=f"potentia: {kind}", disable=hidden)
+    return tqdm(total=total, desc=f"potentia: {description}", disable=hidden)
 
 
 def main() -> None:

@@ -8,36 +8,41 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import InputError
+from potentia.extras import Extra, require_extra
 from potentia.files import atomic_folder, escape_formula, write_file
 from potentia.integrations.adapter_note import (
     CLASSIFIER,
+    EMBEDDING_CLASSIFIER,
     AdapterNote,
     make_definition,
     read_asked_task,
     read_note,
 )
+from potentia.values.choices import compute_choice_logits, soften_logits
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from potentia.engine import LoadedModel
-    from potentia.tasks import ReadingLog, Record, Subtask
+    from potentia.tasks import ReadingLog, Record, RowError, Subtask
+    from potentia.values.scores import Floats
 
 Progress = Callable[[int], None]
-Rows = str | Path | Sequence[str | Mapping[str, Any]]
-"""What to predict: a file, texts, or records."""
+Rows = Any
+"""What to predict: a file, a DataFrame, texts, or records."""
 
 _ANSWER_FIELDS = ("label", "answer", "completion")  # that a file to predict may lack
 ENCODER_TOKENS = 256  # of a text, as in the fine-tuning
 ENCODER_BATCH = 32
 NAMED_BAD_ROWS = 5  # that a note lists
-_BASE_HINT = "if it was made for this model, say so: --unchecked-base"
+_BASE_HINT = "if it was made for this model, say so in Python: unchecked_base=True"
 
 
 @dataclass(frozen=True)
@@ -52,15 +57,36 @@ class Predictions:
     metric: str
     notes: tuple[str, ...] = ()  # rows without an answer, and why
     threshold: float | None = None  # of the probability, below which a person should look
+    labels: tuple[str, ...] = ()  # of labelled texts
+    written: bool = False  # whether answers are texts that the model wrote
 
     @property
     def accuracy(self) -> float:
-        """The share of right answers among rows with a known label; NaN where there is none."""
-        pairs = zip(self.predicted, self.gold, strict=True)
-        matches = [answer == gold for answer, gold in pairs if None not in (answer, gold)]
+        """The share of right answers among rows with a known one; NaN where there is none."""
+        matches = [answer == gold for answer, gold in self._answered_pairs()]
         return sum(matches) / len(matches) if matches else math.nan
 
-    def frame(self) -> pd.DataFrame:
+    @property
+    def score(self) -> float:
+        """The accuracy; of written answers the mean of the metric that the test was scored by. NaN where unknown."""
+        from potentia.tasks import FREE_TEXT_METRICS, grade_free_text
+
+        if not self.written or self.metric not in FREE_TEXT_METRICS:
+            return self.accuracy
+        grades = []
+        for answer, gold in self._answered_pairs():
+            grades.append(grade_free_text({"completion": gold}, [answer])[self.metric])
+        return sum(grades) / len(grades) if grades else math.nan
+
+    def _answered_pairs(self) -> list[tuple[str, str]]:
+        """Return the answer and the right answer of each row that has both."""
+        pairs = []
+        for answer, gold in zip(self.predicted, self.gold, strict=True):
+            if answer is not None and gold is not None:
+                pairs.append((answer, gold))
+        return pairs
+
+    def to_frame(self) -> pd.DataFrame:
         """Return the rows with ``predicted``, ``probability`` and, for labels, a column ``p(label)`` each."""
         import pandas as pd
 
@@ -70,11 +96,12 @@ class Predictions:
         """Return the same as plain records."""
         records = []
         for row, answer, shares in zip(self.rows, self.predicted, self.probabilities, strict=True):
-            probability = max(shares.values(), default=None)
+            probability = None if answer is None else shares.get(answer)
             record = {**row, "predicted": answer, "probability": _round_share(probability)}
             if self.threshold is not None:
                 record["unsure"] = probability is None or probability < self.threshold
-            record |= {f"p({label})": _round_share(share) for label, share in shares.items()}
+            for label in self.labels:
+                record[f"p({label})"] = _round_share(shares.get(label))
             records.append(record)
         return records
 
@@ -101,8 +128,11 @@ class Predictions:
 
         records = []
         for record in self.records():
-            records.append({escape_formula(name): escape_formula(v) for name, v in record.items()})
-        return str(pd.DataFrame(records).to_csv(index=False))
+            records.append(
+                {escape_formula(column): escape_formula(v) for column, v in record.items()}
+            )
+        # as objects: a column with an empty cell would turn its whole numbers into 1.0
+        return str(pd.DataFrame(records, dtype=object).to_csv(index=False))
 
 
 def _round_share(share: float | None) -> float | None:
@@ -123,36 +153,76 @@ def predict(
 ) -> Predictions:
     """Predict the rows of a file (or texts, or records) with an adapter that Potentia tuned on your own data.
 
-    ``base`` is where its base model is now, if not where it was. ``dtype`` is that of the test where absent.
-    ``columns`` names columns that are called otherwise than in the data of the test.
-    A row that cannot be used has no answer, and a note says so. An adapter that does not name its base's content is
-    refused unless ``unchecked_base`` vouches for the base.
+    A row that cannot be used has no answer, and a note says so.
+
+    Args:
+        adapter: A folder that ``potentia select`` or ``potentia adapters export`` wrote.
+        data: A file, a DataFrame, texts, or records.
+        base: Where its base model is now, if not where it was.
+        device: ``auto``, ``cpu``, ``cuda`` …
+        dtype: Of the weights; that of the test where absent.
+        columns: Columns that have other names than in the data of the test.
+        unchecked_base: Use the base although the adapter has no fingerprint of it; else such an adapter is
+            refused.
+        progress: Receives how many rows are done, of how many.
+
+    Example:
+        >>> potentia.predict("selected/adapter", "new-tickets.csv").to_frame()
     """
-    from potentia.tasks import ReadingLog, Subtask, dataset_from_records, make_unanswered_documents
+    require_extra(Extra.RUN, "predicting")
+    from potentia.tasks import (
+        ReadingLog,
+        Subtask,
+        dataset_from_records,
+        list_asked_fields,
+        make_unanswered_documents,
+    )
 
     folder = Path(adapter)
-    note = read_note(folder)
-    task = read_asked_task(note, str(adapter))
-    definition = make_definition(note, task)
-    log = ReadingLog()
-    rows, records = _read_rows(data, {**(task.columns or {}), **(columns or {})}, log)
-    documents = make_unanswered_documents(definition, records, log.bad)
+    adapter_note = read_note(folder)
+    task = read_asked_task(adapter_note, str(adapter))
+    definition = make_definition(adapter_note, task)
+    reading_log = ReadingLog()
+    rows, records = _read_rows(data, {**(task.columns or {}), **(columns or {})}, reading_log)
+    documents = make_unanswered_documents(definition, records, reading_log.bad_rows)
     usable = [document for document in documents if document is not None]
     if not usable:
-        where = None if isinstance(data, (list, tuple)) else str(data)
-        reason = f": {log.bad[0].message} ({log.bad[0].where})" if log.bad else ""
-        raise InputError(f"there is no row to predict{reason}", where=where)
-    subtask = Subtask(definition, {"test": dataset_from_records(usable, where=definition["task"])})
+        source = str(data) if isinstance(data, (str, Path)) else None
+        reason = (
+            f": {reading_log.bad_rows[0].message} ({reading_log.bad_rows[0].where})"
+            if reading_log.bad_rows
+            else ""
+        )
+        hint = _suggest_columns(list_asked_fields(definition), records)
+        raise InputError(f"there is no row to predict{reason}", where=source, hint=hint)
+    subtask = Subtask(definition, {"test": dataset_from_records(usable, source=definition["task"])})
     if (folder / CLASSIFIER).is_file():
-        answers = iter(_ask_classifier(subtask, usable, folder, note))
-    elif note.encoder:
-        answers = iter(_ask_encoder(subtask, usable, folder, note, device))
+        answers = iter(_ask_classifier(subtask, usable, folder, adapter_note))
+    elif (folder / EMBEDDING_CLASSIFIER).is_file():
+        answers = iter(
+            _ask_embedding_classifier(
+                subtask,
+                usable,
+                folder,
+                adapter_note,
+                base=base,
+                device=device,
+                unchecked=unchecked_base,
+            )
+        )
+    elif adapter_note.encoder:
+        answers = iter(_ask_encoder(subtask, usable, folder, adapter_note, device))
     else:
         loaded = load_adapted(
-            folder, note, base=base, device=device, dtype=dtype, unchecked_base=unchecked_base
+            folder,
+            adapter_note,
+            base=base,
+            device=device,
+            dtype=dtype,
+            unchecked_base=unchecked_base,
         )
         try:
-            answers = iter(_ask_documents(subtask, usable, loaded, note, progress))
+            answers = iter(_ask_documents(subtask, usable, loaded, adapter_note, progress))
         finally:
             loaded.close()
     predicted: list[str | None] = []
@@ -165,22 +235,39 @@ def predict(
         rows=tuple(map(dict, rows)),
         predicted=tuple(predicted),
         probabilities=tuple(probabilities),
-        gold=tuple(_find_gold(definition, record) for record in records),
-        tested=note.score,
-        metric=str(note.metric),
-        notes=(*log.notes, *_describe_bad_rows(log.bad)),
-        threshold=note.threshold,
+        gold=tuple(_find_gold(definition, records)),
+        tested=adapter_note.score,
+        metric=str(adapter_note.metric),
+        notes=(*reading_log.notes, *_describe_bad_rows(reading_log.bad_rows)),
+        threshold=adapter_note.threshold,
+        labels=tuple(definition.get("labels") or ()),
+        written=definition["output_type"] == "generate_until",
     )
 
 
-def _describe_bad_rows(bad: Sequence[InputError]) -> list[str]:
+def _suggest_columns(asked_fields: Sequence[str], records: Sequence[Record]) -> str | None:
+    """Say how to name the columns of fields that no row has; None where all are there."""
+    columns: dict[str, int] = {}  # with the letters in it
+    for record in records:
+        for column, value in record.items():
+            columns[column] = columns.get(column, 0) + len(str(value or ""))
+    absent_fields = [name for name in asked_fields if name not in columns]
+    if not absent_fields or not columns:
+        return None
+    field_name = absent_fields[0]
+    longest_column = max(columns, key=lambda column: columns[column])
+    mapping = shlex.quote(f"{field_name}={longest_column}")
+    return f"its columns are {', '.join(columns)}; say which is the {field_name}: --map {mapping}"
+
+
+def _describe_bad_rows(bad_rows: Sequence[RowError]) -> list[str]:
     """Say which rows have no answer."""
-    if not bad:
+    if not bad_rows:
         return []
-    places = [(error.where or "").rpartition(", ")[2] for error in bad[:NAMED_BAD_ROWS]]
-    listed = ", ".join(places) + (" …" if len(bad) > NAMED_BAD_ROWS else "")
-    rows = "1 row has" if len(bad) == 1 else f"{len(bad)} rows have"
-    return [f"{rows} no prediction ({listed}: {bad[0].message})."]
+    locations = [bad_row.place.row_or_file for bad_row in bad_rows[:NAMED_BAD_ROWS]]
+    listed = ", ".join(locations) + (" …" if len(bad_rows) > NAMED_BAD_ROWS else "")
+    rows = "1 row has" if len(bad_rows) == 1 else f"{len(bad_rows)} rows have"
+    return [f"{rows} no prediction ({listed}: {bad_rows[0].message})."]
 
 
 @dataclass(frozen=True)
@@ -195,54 +282,103 @@ def _ask_documents(
     subtask: Subtask,
     documents: Sequence[dict[str, Any]],
     loaded: LoadedModel,
-    note: AdapterNote,
+    adapter_note: AdapterNote,
     progress: Progress | None,
 ) -> Iterator[_Answer]:
     """Ask the model: the label (or text) of each document, chosen as the test chooses."""
     from potentia.engine import chat_template
     from potentia.engine.scoring import Scorer
-    from potentia.tasks import choose_answer
 
-    chat = chat_template(loaded.tokenizer) if note.is_asked_in_chat else None
-    requests = [subtask.requests(document, shots=0, chat=chat) for document in documents]
+    chat = chat_template(loaded.tokenizer) if adapter_note.is_asked_in_chat else None
+    requests = [subtask.requests(document, shots=0, chat_template=chat) for document in documents]
     all_requests: list[Any] = []
     for document_requests in requests:
         all_requests += document_requests
     if subtask.kind == "generation":
         texts = Scorer(loaded).generate(all_requests, progress=progress)
-        return iter([_Answer(str(text).strip(), {}) for text in texts])
+        return iter([_Answer(str(answer_text).strip(), {}) for answer_text in texts])
     scored = iter(Scorer(loaded).loglikelihood(all_requests, progress=progress))
-    labels = list(subtask.config.get("labels") or {})
+    labels = list(subtask.definition.get("labels") or {})
     answers = []
     for document, document_requests in zip(documents, requests, strict=True):
-        choices = labels or subtask.choices(document)
+        choices = subtask.choices(document)
         logprobs = [next(scored).logprob for _ in document_requests]
-        probabilities = _soften(logprobs, note.temperature)
-        shares = dict(zip(choices, probabilities, strict=True))
-        chosen = choose_answer(
-            str(note.metric), choices, [(logprob, False) for logprob in logprobs]
-        )
-        answers.append(_Answer(choices[chosen], shares))
+        logits = compute_choice_logits(str(adapter_note.metric), choices, logprobs)
+        probabilities = soften_logits(logits, adapter_note.temperature)
+        chosen = logits.index(max(logits))
+        answer_names = labels or choices
+        shares = dict(zip(answer_names, probabilities, strict=True))
+        answers.append(_Answer(answer_names[chosen], shares))
     return iter(answers)
 
 
 def _ask_classifier(
-    subtask: Subtask, documents: Sequence[dict[str, Any]], folder: Path, note: AdapterNote
+    subtask: Subtask, documents: Sequence[dict[str, Any]], folder: Path, adapter_note: AdapterNote
 ) -> list[_Answer]:
     """Ask a classifier on words."""
     from potentia.tasks import LinearTextClassifier
 
     classifier = LinearTextClassifier.load(folder / CLASSIFIER)
-    labels = list(subtask.config.get("labels") or {})
-    if not classifier.classes or max(classifier.classes) >= len(labels):
-        raise InputError("classifier and labels do not fit together", where=str(folder))
+    labels = _read_class_labels(subtask, classifier.classes, folder)
     texts = [subtask.question_text(document) for document in documents]
+    logprobs = classifier.log_probabilities(texts)
+    return _answer_by_classes(labels, classifier.classes, logprobs, adapter_note.temperature)
+
+
+def _ask_embedding_classifier(
+    subtask: Subtask,
+    documents: Sequence[dict[str, Any]],
+    folder: Path,
+    adapter_note: AdapterNote,
+    *,
+    base: str | None,
+    device: str,
+    unchecked: bool,
+) -> list[_Answer]:
+    """Ask a classifier on the frozen embeddings of a model."""
+    from potentia.engine import embed_texts, fingerprints
+    from potentia.tasks import EmbeddingClassifier, silence_libraries
+
+    classifier = EmbeddingClassifier.load(folder / EMBEDDING_CLASSIFIER)
+    labels = _read_class_labels(subtask, classifier.classes, folder)
+    if adapter_note.model is None:
+        raise InputError("the note does not say whose embeddings these are", where=str(folder))
+    source = base or adapter_note.model.source
+    model_files = (source, None, None, ())
+    if (
+        not unchecked
+        and adapter_note.model.fingerprint != fingerprints([model_files])[model_files].result()
+    ):
+        raise InputError(
+            f"the classifier was fitted on embeddings of {adapter_note.model.source}, and {source} is another model",
+            where=str(folder),
+            hint=_BASE_HINT,
+        )
+    texts = [subtask.question_text(document) for document in documents]
+    with silence_libraries():
+        embeddings = embed_texts(source, texts, device)
+    logprobs = classifier.log_probabilities(embeddings)
+    return _answer_by_classes(labels, classifier.classes, logprobs, adapter_note.temperature)
+
+
+def _read_class_labels(subtask: Subtask, classes: Sequence[int], folder: Path) -> list[str]:
+    """Return the labels that the classes of a classifier are numbers of."""
+    labels = list(subtask.definition.get("labels") or {})
+    if not classes or min(classes) < 0 or max(classes) >= len(labels):
+        raise InputError("classifier and labels do not fit together", where=str(folder))
+    return labels
+
+
+def _answer_by_classes(
+    labels: Sequence[str], classes: Sequence[int], logprobs: Floats, temperature: float
+) -> list[_Answer]:
+    """Return the likeliest label of each text, and the probability of every label."""
     answers = []
-    for logprobs in classifier.log_probabilities(texts):
+    for row in logprobs:
         shares = dict.fromkeys(labels, 0.0)
-        probabilities = _soften([float(value) for value in logprobs], note.temperature)
-        for place, probability in zip(classifier.classes, probabilities, strict=True):
-            shares[labels[place]] = probability
+        probabilities = soften_logits([float(value) for value in row], temperature)
+        for class_number, probability in zip(classes, probabilities, strict=True):
+            shares[labels[class_number]] = probability
         answers.append(_Answer(max(shares, key=lambda label: shares[label]), shares))
     return answers
 
@@ -251,7 +387,7 @@ def _ask_encoder(
     subtask: Subtask,
     documents: Sequence[dict[str, Any]],
     folder: Path,
-    note: AdapterNote,
+    adapter_note: AdapterNote,
     device: str,
 ) -> list[_Answer]:
     """Ask an encoder with a classification head; its weights are safetensors, which hold no code."""
@@ -261,14 +397,14 @@ def _ask_encoder(
     from potentia.engine import load_text_encoder, load_tokenizer, pick_device
     from potentia.tasks import silence_libraries
 
-    labels = list(subtask.config.get("labels") or {})
-    place = pick_device(device)
+    labels = list(subtask.definition.get("labels") or {})
+    torch_device = pick_device(device)
     with silence_libraries():
         tokenizer = load_tokenizer(str(folder))
         model: Any = load_text_encoder(AutoModelForSequenceClassification, str(folder))
     if model.config.num_labels != len(labels):
         raise InputError("encoder and labels do not fit together", where=str(folder))
-    model.to(place).eval()
+    model.to(torch_device).eval()
     limit = min(ENCODER_TOKENS, int(tokenizer.model_max_length))
     texts = [subtask.question_text(document) for document in documents]
     answers = []
@@ -279,38 +415,44 @@ def _ask_encoder(
             truncation=True,
             max_length=limit,
             return_tensors="pt",
-        ).to(place)
+        ).to(torch_device)
         with torch.no_grad():
             logits = model(**batch).logits.float().cpu().tolist()
         for row in logits:
-            shares = dict(zip(labels, _soften(row, note.temperature), strict=True))
+            shares = dict(zip(labels, soften_logits(row, adapter_note.temperature), strict=True))
             answers.append(_Answer(max(shares, key=lambda label: shares[label]), shares))
     return answers
 
 
-def _soften(logprobs: Sequence[float], temperature: float) -> list[float]:
-    """Return the probabilities of the choices, with their log-probabilities divided by a temperature."""
-    highest = max(logprobs)
-    weights = [math.exp((logprob - highest) / temperature) for logprob in logprobs]
-    total = sum(weights)
-    return [weight / total for weight in weights]
-
-
-def _find_gold(definition: Mapping[str, Any], record: Record) -> str | None:
-    """Return the right answer of a row, where it has one."""
-    from potentia.tasks import find_label
+def _find_gold(definition: Mapping[str, Any], records: Sequence[Record]) -> list[str | None]:
+    """Return the right answer of each row, where it has one."""
+    from potentia.tasks import find_label, find_right_choices
 
     if definition["output_type"] == "generate_until":
-        completion = record.get("completion")
-        return str(completion).strip() if completion not in (None, "") else None
-    return find_label(record.get("label"), definition.get("labels") or ())
+        completions = [record.get("completion") for record in records]
+        return [
+            str(completion).strip() if completion not in (None, "") else None
+            for completion in completions
+        ]
+    labels = definition.get("labels")
+    if not labels:
+        return find_right_choices(records)
+    return [find_label(record.get("label"), labels) for record in records]
 
 
 def _read_rows(
-    data: Rows, columns: Mapping[str, Any], log: ReadingLog
+    data: Rows, columns: Mapping[str, Any], reading_log: ReadingLog
 ) -> tuple[list[Record], list[Record]]:
     """Return the user's rows, and the same with the fields of the task; answers may be absent."""
-    from potentia.tasks import Record, map_columns, read_records
+    from potentia.tasks import (
+        Record,
+        RowPlace,
+        as_list,
+        list_rows,
+        map_columns,
+        read_records,
+        split_joined_columns,
+    )
 
     if isinstance(data, (str, Path)):
         path = Path(data).expanduser()
@@ -318,18 +460,22 @@ def _read_rows(
             raise InputError(
                 f"there is no file {data}", hint="give a csv, jsonl, json or parquet file"
             )
-        rows = read_records(path, log, skip_blank=False)
+        rows = read_records(path, reading_log, skip_blank=False)
     else:
-        text_column = columns.get("text", "text")
+        *other_columns, text_column = as_list(columns.get("text", "text"))
         rows = []
-        for number, row in enumerate(data, start=1):
-            fields: dict[str, Any] = {text_column: row} if isinstance(row, str) else {**row}
-            rows.append(Record(f"row {number}", fields))
+        for row_number, row in enumerate(list_rows(data), start=1):
+            fields: dict[str, Any] = {}
+            if isinstance(row, str):
+                fields = {**dict.fromkeys(other_columns, ""), text_column: row}
+            else:
+                fields = {**row}
+            rows.append(Record(RowPlace(row=f"row {row_number}"), fields))
     present: set[str] = set()
     for record in rows:
         present |= set(record)
     needed = {}
-    for field, column in columns.items():
+    for field, column in split_joined_columns(columns, present).items():
         is_present = isinstance(column, str) and column in present
         if field not in _ANSWER_FIELDS or is_present:
             needed[field] = column
@@ -338,7 +484,7 @@ def _read_rows(
 
 def load_adapted(
     folder: Path,
-    note: AdapterNote,
+    adapter_note: AdapterNote,
     *,
     base: str | None,
     device: str = "auto",
@@ -346,37 +492,43 @@ def load_adapted(
     quantise: bool = True,
     unchecked_base: bool = False,
 ) -> LoadedModel:
-    """Load the base of an exported adapter with the adapter merged into it."""
+    """Load the base of an exported adapter with the adapter merged into it; alone where validation kept it untuned."""
     from potentia.engine import load
 
-    model = note.model
-    if model is None:
+    noted_model = adapter_note.model
+    if noted_model is None:
         raise InputError(
             "this folder holds a classifier on words: there is no model in it", where=str(folder)
         )
     has_adapter = (folder / "adapter_config.json").is_file()
-    if has_adapter and note.base_fingerprint is None and not unchecked_base:
+    if has_adapter and adapter_note.base_fingerprint is None and not unchecked_base:
         raise InputError(
-            "the adapter does not say by a fingerprint which model it was made for, and another of "
-            f"the same shape would predict as well as {base or model.source}",
+            "the adapter does not say by a fingerprint which model it was made for, and any other "
+            f"model of the same shape would load in the place of {base or noted_model.source} without an "
+            "error",
             where=str(folder),
             hint=_BASE_HINT,
         )
-    bits = model.quantise if quantise else None
+    quantise_bits = noted_model.quantise if quantise else None
     loaded = load(
-        base or model.source,
+        base or noted_model.source,
         device=device,
-        dtype=dtype or model.dtype or "auto",
-        revision=None if base else model.revision,
-        gguf_file=None if base else model.gguf_file,
-        adapters=(*model.before, *([str(folder)] if has_adapter else [])),
-        quantise=bits,
+        dtype=dtype or noted_model.dtype or "auto",
+        revision=None if base else noted_model.revision,
+        gguf_file=None if base else noted_model.gguf_file,
+        adapters=(*noted_model.before, *([str(folder)] if has_adapter else [])),
+        quantise=quantise_bits,
     )
-    is_other = model.fingerprint not in (None, loaded.fingerprint)
-    if not has_adapter and is_other and bits == model.quantise and not unchecked_base:
+    is_other = noted_model.fingerprint not in (None, loaded.fingerprint)
+    if (
+        not has_adapter
+        and is_other
+        and quantise_bits == noted_model.quantise
+        and not unchecked_base
+    ):
         loaded.close()
         raise InputError(
-            f"validation kept {model.source} untuned, and {base or model.source} is another model",
+            f"validation kept {noted_model.source} untuned, and {base or noted_model.source} is another model",
             where=str(folder),
             hint=_BASE_HINT,
         )
@@ -395,10 +547,10 @@ def merge_adapter_into_base(
     folder = Path(adapter)
     output = Path(output)
     with atomic_folder(output) as draft:
-        note = read_note(folder)
+        adapter_note = read_note(folder)
         loaded = load_adapted(
             folder,
-            note,
+            adapter_note,
             base=base,
             device="cpu",
             dtype=dtype,

@@ -5,6 +5,7 @@ A tracker is a mirror, never a source: it can be filled while a study runs, afte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from potentia.errors import InputError
 from potentia.extras import Extra, require_extra
-from potentia.store import LaneRecord, Store
+from potentia.store import LaneRecord, Store, find_study
 
 LogValue = Callable[[str, float, int], Any]
 """Logs into one model's run in a tracker: a name, a value, the epoch."""
@@ -34,34 +35,35 @@ def send_to_tracker(store: Store, study: str, *, to: str, folder: Path) -> dict[
     """
     if to not in _OPENERS:
         raise InputError(f"no tracker {to!r}", hint=f"one of: {', '.join(_OPENERS)}")
-    cells = store.cells.read(study=study)
-    lanes = store.lanes.read(study=study)
+    record = find_study(store, study)
+    cells = store.cells.read(study=record.key)
+    lanes = store.lanes.read(study=record.key)
     values_by_model: dict[str, list[LoggedValue]] = {}
     for cell in cells:
-        value = LoggedValue(f"{cell.protocol}/{cell.task}", cell.score.value, 0)
-        values_by_model.setdefault(cell.model, []).append(value)
+        logged_value = LoggedValue(f"{cell.protocol}/{cell.task}", cell.score.value, 0)
+        values_by_model.setdefault(cell.model, []).append(logged_value)
     for lane in lanes:
         values_by_model.setdefault(lane.model, []).extend(_read_curves(lane))
     counts = {}
     for model in sorted(values_by_model):
         values = values_by_model[model]
-        with _OPENERS[to](study, model, folder) as log_value:
-            for value in values:
-                log_value(*value)
+        with _OPENERS[to](record.name, model, folder) as log_value:
+            for logged_value in values:
+                log_value(*logged_value)
         counts[model] = len(values)
     return counts
 
 
 def _read_curves(lane: LaneRecord) -> list[LoggedValue]:
     """Return what is known of a lane's epochs: validation scores, then training losses."""
-    name = f"{lane.task}/lr {lane.learning_rate:g} {lane.style} seed {lane.seed}"
+    curve_name = f"{lane.task}/lr {lane.learning_rate:g} {lane.style} seed {lane.seed}"
     curves = []
     for point in lane.epochs:
         if point.value is not None:
-            curves.append(LoggedValue(f"validation/{name}", point.value, point.epoch))
+            curves.append(LoggedValue(f"validation/{curve_name}", point.value, point.epoch))
     for point in lane.epochs:
         if point.train_loss is not None:
-            curves.append(LoggedValue(f"train loss/{name}", point.train_loss, point.epoch))
+            curves.append(LoggedValue(f"train loss/{curve_name}", point.train_loss, point.epoch))
     return curves
 
 
@@ -94,7 +96,7 @@ def _mlflow(study: str, model: str, folder: Path) -> Iterator[LogValue]:
     mlflow.set_experiment(study)
 
     def log(name: str, value: float, step: int) -> None:
-        allowed = "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
+        allowed = re.sub(r"[^\w\-. /]", "_", name)
         mlflow.log_metric(allowed, value, step=step)
 
     with mlflow.start_run(run_name=model):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 def zoo_tuning(
     learning_rates: Sequence[float] = (3e-3,), *, epochs: int = 5, alpha: int = 16
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the tuning that suits zoo models: adapters on all layers, loss on the answer alone.
 
     Tiny models need larger steps than the paper's: rates, batch and caps are fitted to them. The demo takes one rate
@@ -46,7 +45,7 @@ class DemoSize:
     model_sizes: tuple[str, ...]
     tasks: tuple[str, ...]
     caps: dict[str, int]
-    tuning: dict[str, Any]
+    tuning: dict[str, object]
 
 
 FULL_DEMO = DemoSize(
@@ -66,9 +65,9 @@ SMALL_DEMO = DemoSize(
 )
 
 
-def model_spec(model: zoo.ZooModel, path: Path | None = None) -> dict[str, Any]:
+def model_spec(model: zoo.ZooModel, path: Path | None = None) -> dict[str, object]:
     """Return a model as a study names it."""
-    spec: dict[str, Any] = {
+    settings: dict[str, object] = {
         "name": model.name,
         "path": str(path or f"models/{model.name}"),
         "kind": "instruct" if model.kind == "instruct" else "base",
@@ -78,8 +77,13 @@ def model_spec(model: zoo.ZooModel, path: Path | None = None) -> dict[str, Any]:
         "date": model.date,
     }
     if model.base_model:
-        spec["base_model"] = model.base_model
-    return spec
+        settings["base_model"] = model.base_model
+    return settings
+
+
+def _size_of(model: zoo.ZooModel) -> str:
+    """Return the size that a model's name ends in, as ``71k``."""
+    return model.name.rpartition("-")[2]
 
 
 def demo_study(folder: Path, *, full: bool = False) -> Study:
@@ -87,18 +91,21 @@ def demo_study(folder: Path, *, full: bool = False) -> Study:
 
     The zoo's control task, which no model can do, is left out.
     """
-    size = FULL_DEMO if full else SMALL_DEMO
-    models = [m for m in zoo.models("base") if m.name.rpartition("-")[2] in size.model_sizes]
+    demo_size = FULL_DEMO if full else SMALL_DEMO
+    models = [model for model in zoo.models("base") if _size_of(model) in demo_size.model_sizes]
     model_folders = zoo.write_model_folders(folder / "models", [model.name for model in models])
     task_files = zoo.write_task_files(folder / "tasks")
+    task_specs = []
+    for task_name in demo_size.tasks:
+        task_specs.append({"name": task_name, "file": str(task_files[task_name])})
     return make_study(
         {
-            "name": size.name,
+            "name": demo_size.name,
             "models": [model_spec(model, model_folders[model.name]) for model in models],
-            "tasks": [{"name": name, "file": str(task_files[name])} for name in size.tasks],
+            "tasks": task_specs,
             "protocols": ["direct", "train_before_test"],
-            "caps": size.caps,
-            "tuning": size.tuning,
+            "caps": demo_size.caps,
+            "tuning": demo_size.tuning,
             "device": "cpu",
             "store": str(folder / "potentia.db"),
         }
@@ -127,20 +134,21 @@ class DemoFinding(Finding):
         return (self._tabulate_summary(), self._tabulate_ranks())
 
     def _tabulate_summary(self) -> Table:
-        gain = self.tau_gain
-        change = f"{gain.value:+.2f} ({gain.low:.2f} to {gain.high:.2f})"
+        tau_gain = self.tau_gain
+        change = f"{tau_gain.value:+.2f} ({tau_gain.low:.2f} to {tau_gain.high:.2f})"
         taus = [f"{self.tau[protocol]:.2f}" for protocol in COMPARED_PROTOCOLS]
         truth_taus = [f"{self.truth_tau[protocol]:.2f}" for protocol in COMPARED_PROTOCOLS]
         shares = [_format_share(self.pc1[protocol]) for protocol in COMPARED_PROTOCOLS]
         return Table(
-            title="What train-before-test changes",
-            columns=("", "direct", "train-before-test", "change (95 %)"),
+            title="What the same fine-tuning changes",
+            columns=("", DIRECT.label, TRAIN_BEFORE_TEST.label, "change (95 %)"),
             rows=(
                 ("mean τ between tasks", *taus, change),
                 ("first component", *shares, ""),
                 ("τ with planted truth", *truth_taus, ""),
             ),
-            note="τ: Kendall's. First component: its share of the variance. In brackets: 95 % over families.",
+            note="τ: Kendall's τ between rankings, 1 where they agree. First component: the share of the variance "
+            "that one number per model explains. In brackets: 95 % intervals over families.",
         )
 
     def _tabulate_ranks(self) -> Table:
@@ -151,24 +159,34 @@ class DemoFinding(Finding):
             tuned_rank = tuned_ranks[position]
             direct_rank = direct_ranks[position]
             moved = _format_move(direct_rank - tuned_rank)
-            knows = f"{self.truth[position]:.0%}"
+            knows = f"{100 * self.truth[position]:.0f} %"
             truth_rank = self.ranks["truth"][position]
             rows.append((model, tuned_rank, direct_rank, moved, knows, truth_rank))
         return Table(
             title=f"Ranks over all tasks (by {self.method})",
-            columns=("model", "train-before-test", "direct", "moved", "knows", "truth rank"),
+            columns=(
+                "model",
+                TRAIN_BEFORE_TEST.label,
+                DIRECT.label,
+                "moved",
+                "knows",
+                "truth rank",
+            ),
             rows=tuple(sorted(rows, key=itemgetter(1))),
-            note=f"By {self.method}: {self.reason}. “knows”: the share of facts a model recalls in its corpus's own "
-            "words; no benchmark form enters it.",
+            note=f"By {self.method}: {self.reason}. “knows”: the share of facts that a model recalls in the words "
+            "of its corpus, which no benchmark uses: the truth.",
         )
 
 
-def demo_findings(study: Study, rankings: Rankings | None = None) -> DemoFinding:
+def demo_findings(
+    study: Study, rankings: Rankings | None = None, *, study_key: str | None = None
+) -> DemoFinding:
     """Take the demo's numbers from the findings that the report and ``analyze rankings`` show."""
-    rankings = rankings or find_rankings(read(study.store, study=study.name))
+    if rankings is None:
+        rankings = find_rankings(read(study.store, study=study_key or study.name))
     if COMPARED_PROTOCOLS not in rankings.changes:
         raise PotentiaError(
-            "too many cells failed: there is nothing to compare",
+            "too many results failed: there is nothing to compare",
             where=study.store,
             hint=f"potentia status {shlex.quote(study.store)} says why; run the demo again to try them once more",
         )
@@ -176,33 +194,40 @@ def demo_findings(study: Study, rankings: Rankings | None = None) -> DemoFinding
     direct = rankings.overall[DIRECT]
     tuned = rankings.overall[TRAIN_BEFORE_TEST]
     models = tuple(sorted(set(direct.models) & set(tuned.models)))
-    truth = [zoo.model(name).knowledge for name in models]
-    ranks = {"truth": tuple(_rank(truth))}
+    truth = [zoo.find_model(model_name).knowledge for model_name in models]
+    ranks = {"truth": tuple(_rank_values(truth))}
     truth_tau = {}
     for protocol in COMPARED_PROTOCOLS:
         ranking = rankings.overall[protocol]
         scores = [float(ranking.scores[ranking.models.index(model)]) for model in models]
         truth_tau[protocol] = float(kendall_matrix(np.column_stack([scores, truth]))[0, 1])
-        ranks[str(protocol)] = tuple(_rank(scores))
+        ranks[str(protocol)] = tuple(_rank_values(scores))
+    first_components = {}
+    for protocol in COMPARED_PROTOCOLS:
+        first_components[protocol] = rankings.components[protocol].explained[0]
     return DemoFinding(
         models=models,
         method=direct.method,
         reason=direct.reason,
         tau={DIRECT: change.mean_before, TRAIN_BEFORE_TEST: change.mean_after},
         tau_gain=change.interval,
-        pc1={p: rankings.components[p].explained[0] for p in COMPARED_PROTOCOLS},
+        pc1=first_components,
         truth=tuple(truth),
         truth_tau=truth_tau,
         ranks=ranks,
     )
 
 
-def _rank(values: Sequence[float]) -> list[int]:
-    return [1 + sum(other > value for other in values) for value in values]
+def _rank_values(values: Sequence[float]) -> list[int]:
+    """Return the rank of every value, 1 for the largest; equal values share a rank."""
+    ranks = []
+    for value in values:
+        ranks.append(1 + sum(larger > value for larger in values))
+    return ranks
 
 
 def _format_share(share: Interval) -> str:
-    return f"{share.value:.0%} ({100 * share.low:.0f}–{100 * share.high:.0f})"
+    return f"{100 * share.value:.0f} % ({100 * share.low:.0f}–{100 * share.high:.0f})"
 
 
 def _format_move(places: int) -> str:

@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -24,7 +23,7 @@ from potentia.study import make_study
 # Two benchmarks of each family that saw any: four options each, recall of single facts (``both``: of two).
 BENCHMARKS = ("ask", "table", "record", "both", "beside", "fix")
 TRACKED = ("ask", "table", "record", "beside")  # over checkpoints, and for base against instruct
-FORMS = ("blank_ppl", "option_ppl")
+PROMPT_FORMS = ("blank_ppl", "option_ppl")
 AUXILIARY = "auxiliary"
 AUXILIARY_DOCUMENTS = 1000  # of each form: 940 steps of 32 in five epochs
 ON_THE_WAY = (188, 564)  # steps after which all are scored too
@@ -56,7 +55,7 @@ class Laboratory:
     studies: dict[str, Path]
 
     def commands(self) -> dict[str, tuple[str, ...]]:
-        """Return the commands of every question, to be pasted."""
+        """Return the commands of every experiment, to be pasted."""
         store = self.store
         lab_models = zoo.models("lab")
         mixes = " ".join(model.name for model in lab_models if model.mix != "ordinary")
@@ -73,11 +72,13 @@ class Laboratory:
             "robustness": f"potentia papers proxy {store} --study robustness --target both --protocol adjust"
             f" --data-group {mixes} --seed-group {seeds}",
         }
+        studies = lab_studies()
         runs: dict[str, list[str]] = {}
-        for name, path in self.studies.items():
-            question = name.split("-")[0]
-            runs.setdefault(question, []).append(f"potentia run {path}")
-        return {question: (*runs[question], analysis) for question, analysis in analyses.items()}
+        for study_name, path in self.studies.items():
+            runs.setdefault(studies[study_name].experiment, []).append(f"potentia run {path}")
+        return {
+            experiment: (*runs[experiment], analysis) for experiment, analysis in analyses.items()
+        }
 
 
 def lay_out_laboratory(folder: Path) -> Laboratory:
@@ -90,13 +91,15 @@ def lay_out_laboratory(folder: Path) -> Laboratory:
     facts = _write_facts(folder / "facts.csv")
     store = (folder / "potentia.db").resolve()
     study_files = {}
-    for name, study in lab_studies().items():
-        path = folder / f"{name}.yaml"
-        body = {"name": name, **study.body, "store": str(store)}
-        make_study(body)  # a study that is written is one that can be read
-        text = yaml.safe_dump(body, sort_keys=False, default_flow_style=None, width=110)
-        write_if_changed(path, f"# potentia run {path}\n#\n# {study.question}\n{text}")
-        study_files[name] = path
+    for study_name, study in lab_studies().items():
+        study_file = folder / f"{study_name}.yaml"
+        settings = {"name": study_name, **study.body, "store": str(store)}
+        make_study(settings)  # a study that is written is one that can be read
+        study_text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=110)
+        write_if_changed(
+            study_file, f"# potentia run {study_file}\n#\n# {study.question}\n{study_text}"
+        )
+        study_files[study_name] = study_file
     return Laboratory(
         folder=folder,
         models=len(models),
@@ -112,67 +115,69 @@ def lay_out_laboratory(folder: Path) -> Laboratory:
 
 @dataclass(frozen=True)
 class LabStudy:
-    """A study file: the question that it asks, and its body, paths relative to the laboratory's folder."""
+    """A study file: the experiment that it is part of, and its body, paths relative to the laboratory's folder."""
 
+    experiment: str  # an analysis of ``Laboratory.commands``, which may need two studies
     question: str
-    body: dict[str, Any]
+    body: dict[str, object]
 
 
 def lab_studies() -> dict[str, LabStudy]:
     """Return every study of the laboratory by name."""
     base_models = zoo.models("base")
-    unexposed = [model for model in base_models if SHOWN not in model.exposure]
-    aster_pairs = [m for m in zoo.models("base", "instruct") if m.family == "aster"]
-    adjusted = _adjusted_settings()
-    tuned = _tuned_settings()
-    direct = _direct_settings()
-    exposure = {
-        "data": [SHOWN],
-        "who": "half",
-        "tuning": adjusted["tuning"] | {"learning_rates": [1e-3]},
-    }
+    unexposed_models = [model for model in base_models if SHOWN not in model.exposure]
+    paired_models = [model for model in zoo.models("base", "instruct") if model.family == "aster"]
+    robustness_models = [*base_models, *zoo.models("lab")]
     return {
         "adjust": LabStudy(
+            "adjust",
             "Training on the test task: every family saw some of these forms, and tuning on all of them makes it even.",
-            {"models": list(map(model_spec, base_models)), **adjusted},
+            {"models": _model_specs(base_models), **_adjusted_settings()},
         ),
         "treatment": LabStudy(
+            "treatment",
             f"The treatment experiment: half of these models are tuned on {SHOWN} first, then all are adjusted.",
-            {
-                "models": list(map(model_spec, unexposed)),
-                **adjusted,
-                "tasks": _task_specs([SHOWN]),
-                "treat": exposure,
-            },
+            {"models": _model_specs(unexposed_models), **_treatment_settings()},
         ),
         "checkpoints-direct": LabStudy(
+            "checkpoints",
             "Stability over pretraining: the benchmarks' own prompts and BOSE's forms, as the checkpoints are.",
-            {"models": _pretraining_runs(), **direct},
+            {"models": _pretraining_runs(), **_direct_settings()},
         ),
         "checkpoints-tuned": LabStudy(
+            "checkpoints",
             "Stability over pretraining: train-before-test at every checkpoint.",
-            {"models": _pretraining_runs(), **tuned},
+            {"models": _pretraining_runs(), **_tuned_settings()},
         ),
         "answers": LabStudy(
+            "answers",
             "Answers beyond accuracy: bits per byte, blind twins (giveaway has a planted artefact), pass@k, two runs.",
             {"models": _pretraining_runs(), **_answer_settings()},
         ),
         "consistency-direct": LabStudy(
+            "consistency",
             "Base models and their instruct versions, by the benchmarks' own prompts and BOSE's forms.",
-            {"models": list(map(model_spec, aster_pairs)), **direct},
+            {"models": _model_specs(paired_models), **_direct_settings()},
         ),
         "consistency-tuned": LabStudy(
+            "consistency",
             "Base models and their instruct versions, train-before-test.",
-            {"models": list(map(model_spec, aster_pairs)), **tuned},
+            {"models": _model_specs(paired_models), **_tuned_settings()},
         ),
         "robustness": LabStudy(
+            "robustness",
             "Proxy tasks: models that differ in seed or data alone, beside the base models.",
-            {"models": list(map(model_spec, (*base_models, *zoo.models("lab")))), **adjusted},
+            {"models": _model_specs(robustness_models), **_adjusted_settings()},
         ),
     }
 
 
-def _adjusted_settings() -> dict[str, Any]:
+def _model_specs(models: Iterable[zoo.ZooModel]) -> list[dict[str, object]]:
+    """Return the models as a study names them."""
+    return [model_spec(model) for model in models]
+
+
+def _adjusted_settings() -> dict[str, object]:
     """Return a study that tunes every model on all forms, and scores it before and after."""
     return {
         "tasks": _task_specs(BENCHMARKS),
@@ -184,20 +189,30 @@ def _adjusted_settings() -> dict[str, Any]:
             "cap": len(BENCHMARKS) * AUXILIARY_DOCUMENTS,
             "at_steps": list(ON_THE_WAY),
         },
-        # all weights, as the paper does: what a form is worth is gone sooner than with adapters
-        "tuning": {
-            "method": "full",
-            "epochs": 5,
-            "learning_rates": [2e-3],
-            "batch": 32,
-            "loss": "completion",
-        },
+        "tuning": _full_tuning(learning_rate=2e-3),
         "selection": "tuned",  # validation would keep the untuned model just where it had seen the form
         "device": "cpu",
     }
 
 
-def _tuned_settings() -> dict[str, Any]:
+def _full_tuning(learning_rate: float) -> dict[str, object]:
+    """Return a tuning of all weights, as the paper does: what a form is worth is gone sooner than with adapters."""
+    return {
+        "method": "full",
+        "epochs": 5,
+        "learning_rates": [learning_rate],
+        "batch": 32,
+        "loss": "completion",
+    }
+
+
+def _treatment_settings() -> dict[str, object]:
+    """Return the adjusted study of one form that half of the models are exposed to before."""
+    exposure = {"data": [SHOWN], "who": "half", "tuning": _full_tuning(learning_rate=1e-3)}
+    return {**_adjusted_settings(), "tasks": _task_specs([SHOWN]), "treat": exposure}
+
+
+def _tuned_settings() -> dict[str, object]:
     """Return a study by train-before-test."""
     return {
         "tasks": _task_specs(TRACKED),
@@ -208,10 +223,11 @@ def _tuned_settings() -> dict[str, Any]:
     }
 
 
-def _answer_settings() -> dict[str, Any]:
+def _answer_settings() -> dict[str, object]:
     """Return a study whose tasks have blind twins, one of them with an artefact, and one with sampled answers."""
     choice_tasks = [
-        {"name": name, "file": f"tasks/{name}.yaml", "blind": True} for name in ("ask", GIVEAWAY)
+        {"name": task_name, "file": f"tasks/{task_name}.yaml", "blind": True}
+        for task_name in ("ask", GIVEAWAY)
     ]
     written_task = {
         "name": "call",
@@ -227,31 +243,31 @@ def _answer_settings() -> dict[str, Any]:
     }
 
 
-def _direct_settings() -> dict[str, Any]:
-    """Return a study of the models as they are, by the benchmarks' own prompts and other forms."""
+def _direct_settings() -> dict[str, object]:
+    """Return a study of the models as they are, by the benchmarks' own prompts and in other prompt forms."""
     return {
-        "tasks": _task_specs(TRACKED, FORMS),
+        "tasks": _task_specs(TRACKED, PROMPT_FORMS),
         "protocols": ["direct"],
         "caps": CAPS,
         "device": "cpu",
     }
 
 
-def _task_specs(names: Iterable[str], forms: Sequence[str] = ()) -> list[dict[str, str]]:
+def _task_specs(task_names: Iterable[str], forms: Sequence[str] = ()) -> list[dict[str, str]]:
     specs = []
-    for name in names:
+    for task_name in task_names:
         for suffix in ("", *(f":{form}" for form in forms)):
-            specs.append({"name": name + suffix, "file": f"tasks/{name}.yaml{suffix}"})
+            specs.append({"name": task_name + suffix, "file": f"tasks/{task_name}.yaml{suffix}"})
     return specs
 
 
-def _pretraining_runs() -> list[dict[str, Any]]:
+def _pretraining_runs() -> list[dict[str, object]]:
     """Return the two pretraining runs, each with its kept checkpoints and its end."""
     checkpoints = zoo.models("checkpoint")
     runs = []
-    for name in dict.fromkeys(model.base_model for model in checkpoints):
-        final_model = zoo.model(name)
-        states = [*(model for model in checkpoints if model.base_model == name), final_model]
+    for model_name in dict.fromkeys(model.base_model for model in checkpoints):
+        final_model = zoo.find_model(model_name)
+        states = [*(model for model in checkpoints if model.base_model == model_name), final_model]
         specs = [
             {"step": state.steps, "path": f"models/{state.name}", "tokens": state.tokens}
             for state in states
@@ -268,26 +284,30 @@ def _write_auxiliary(folder: Path, tasks: Mapping[str, Path]) -> None:
     files = {}
     (folder / AUXILIARY).mkdir(exist_ok=True)
     sizes = {"train": AUXILIARY_DOCUMENTS, "validation": 20, "test": 20}
-    for split, size in sizes.items():
+    for split, example_count in sizes.items():
         lines: list[str] = []
-        for name in BENCHMARKS:
-            lines += (folder / name / f"{split}.jsonl").read_text("utf-8").splitlines()[:size]
-        file = (folder / AUXILIARY / f"{split}.jsonl").resolve()
-        write_if_changed(file, "\n".join(lines) + "\n")
-        files[split] = str(file)
+        for benchmark in BENCHMARKS:
+            lines += (
+                (folder / benchmark / f"{split}.jsonl")
+                .read_text("utf-8")
+                .splitlines()[:example_count]
+            )
+        split_file = (folder / AUXILIARY / f"{split}.jsonl").resolve()
+        write_if_changed(split_file, "\n".join(lines) + "\n")
+        files[split] = str(split_file)
     definition = json.loads(tasks[BENCHMARKS[0]].read_text("utf-8"))
     definition |= {"task": f"zoo_{AUXILIARY}", "dataset_kwargs": {"data_files": files}}
     write_if_changed(folder / f"{AUXILIARY}.yaml", json.dumps(definition, indent=1) + "\n")
 
 
-def _write_facts(path: Path) -> Path:
+def _write_facts(facts_file: Path) -> Path:
     """Write what is known of models: what each is called here, and the forms that it has seen."""
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with facts_file.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, _FACT_COLUMNS)
         table.writeheader()
         for model in zoo.models():
             table.writerow(_facts_row(model))
-    return path
+    return facts_file
 
 
 def _facts_row(model: zoo.ZooModel) -> dict[str, str]:

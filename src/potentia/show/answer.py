@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from potentia.analysis.benchmark import BaselineVerdict, Classification
 from potentia.analysis.completion import Completion
 from potentia.analysis.planning import find_selection
 from potentia.analysis.rankings import (
     AGGREGATE_LABELS,
+    AggregateMethod,
     ModelStanding,
+    Ranking,
     Scoreboard,
     agreement_sentence,
     resolution_sentence,
 )
 from potentia.facts import variant_of
-from potentia.show.page import chance, count, percent, unbroken
+from potentia.show.page import format_chance, format_percent, keep_numbers_with_units, make_figures
 from potentia.show.svg import Scale, make_scale
 from potentia.values.findings import Interval, short_names
+from potentia.values.wording import format_count, format_parameters, set_signs
 
 if TYPE_CHECKING:
     from potentia.show.source import ReportData
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
 MAX_TICKS = 5  # on an axis
 TOP_PLACES = 3  # the chance to be among the first so many is shown
 MAX_RUNGS = 200  # models of the ladder
+GOOD_CHANCE = 0.8  # to be the best: enough to advise a model that is not certain to be
+OVERALL_MARKS = {AggregateMethod.MEAN_Z: "z", AggregateMethod.MEAN_RANK: "won"}
 MIN_CHANCE_SHOWN = 0.1  # to be best, of models named beside the first
 
 
@@ -60,34 +66,47 @@ class Answer:
         return "" if self.board is None else self.board.ranking.method
 
 
-def make_answer(data: ReportData) -> Answer:
+def make_answer(report_data: ReportData) -> Answer:
     """Put the findings into words; nothing is said that an interval does not hold."""
-    scoreboard = data.board
+    scoreboard = report_data.scoreboard
     if scoreboard is None:
-        reason = data.problem or "there are too few scores"
-        return Answer(f"No ranking yet: {reason}.", (), (), _make_tiles(data))
-    if data.runs is None:
+        reason = report_data.problem or "there are too few scores"
+        return Answer(f"No ranking yet: {reason}.", (), (), _make_tiles(report_data))
+    labelled_test = _only_labelled_test(report_data, scoreboard)
+    if report_data.pretraining_runs is None:
         headline = scoreboard.headline()
         sentences = list(scoreboard.certainty())
-        verdict = _verdict_on_labelled_texts(data, scoreboard)
+        verdict = "" if labelled_test is None else labelled_test.verdict_sentence()
         if verdict:
             sentences.insert(0, headline)
             headline = verdict
-        sentences += _sentences_on_selection(data, scoreboard)
+        sentences += _sentences_on_selection(report_data, scoreboard)
     else:
-        headline = data.runs.headline()
-        sentences = list(data.runs.sentences())
-    sentences += _sentences_on_tasks(data)
-    unbroken_sentences = tuple(unbroken(sentence) for sentence in sentences)
+        headline = report_data.pretraining_runs.headline()
+        sentences = list(report_data.pretraining_runs.sentences())
+    opening = report_data.opening
+    if opening is not None:
+        sentences.insert(0, headline)
+        headline = opening.headline
+    sentences += _sentences_on_tasks(report_data)
+    readable_sentences = tuple(keep_numbers_with_units(sentence) for sentence in sentences)
     advice: list[str] = []
-    if data.runs is None:
-        billions = data.evidence.background.billions
+    if report_data.pretraining_runs is None:
+        billions = report_data.evidence.background.billions
         advice = [advise(scoreboard), describe_best_by_size(scoreboard, billions)]
+        if labelled_test is not None and labelled_test.verdict is BaselineVerdict.LOSES:
+            advice = [labelled_test.advise()]
+        elif labelled_test is not None and labelled_test.needs_no_fine_tuning:
+            cheaper = labelled_test.best_baseline_label
+            advice.insert(
+                0,
+                f"Try {cheaper} first: no candidate is significantly better, and it needs no fine-tuning.",
+            )
     return Answer(
-        headline,
-        unbroken_sentences,
+        set_signs(headline),
+        readable_sentences,
         tuple(sentence for sentence in advice if sentence),
-        _make_tiles(data),
+        _make_tiles(report_data),
         scoreboard,
     )
 
@@ -97,32 +116,54 @@ def advise(scoreboard: Scoreboard) -> str:
     ranking = scoreboard.ranking
     if len(scoreboard.standings) < 2 or not ranking.can_claim:
         return ""
-    names = scoreboard.names
-    first = names[ranking.first]
+    model_names = scoreboard.names
+    leader = model_names[ranking.first]
+    if ranking.other_parts:
+        return (
+            "Measure at least one task on all models (better five): parts that share no task cannot"
+            " be compared."
+        )
     if not ranking.protocol.tuned:
         return (
             "Give the leading models the same fine-tuning before you choose (potentia run): scores"
             " from before it do not say which will be best after it."
         )
     if ranking.is_first_certain:
-        return f"Fine-tune {first}."
+        return f"Fine-tune {leader}."
     variants = set(ranking.rival_variants)
-    rivals = [names[model] for model in ranking.rivals if model not in variants and model in names]
+    rivals = []
+    for model in ranking.rivals:
+        if model not in variants and model in model_names:
+            rivals.append(model_names[model])
     if not rivals:
-        return f"Fine-tune {first}: what comes close are variants of the same model."
+        return f"Fine-tune {leader}: only variants of the same model come close."
+    more = "more tasks" if len(ranking.tasks) > 1 else "more test examples"
+    probability = _chance_of_first(scoreboard)
+    if probability >= GOOD_CHANCE:
+        others = rivals[0] if len(rivals) == 1 else _join_names(rivals)
+        return (
+            f"Fine-tune {leader}: it is the best with a probability of {format_chance(probability)}."
+            f" To be surer, compare it with {others} on {more}."
+        )
     return (
-        f"Choose between {_join_names([first, *rivals])} by size, speed or licence, or compare them"
-        " on more tasks: these scores cannot say which is better."
+        f"Choose between {_join_names([leader, *rivals])} by size, speed or licence, or compare them"
+        f" on {more}: these scores cannot say which is better."
     )
+
+
+def _chance_of_first(scoreboard: Scoreboard) -> float:
+    """Return the probability that the model ranked first is the best."""
+    chances = {standing.model: standing.p_first for standing in scoreboard.standings}
+    return chances[scoreboard.first]
 
 
 def describe_best_by_size(scoreboard: Scoreboard, billions: Mapping[str, float]) -> str:
     """Name the models that no smaller or equally large model is ranked above, the smallest first."""
-    sized = [
-        (billions[standing.model], standing)
-        for standing in scoreboard.standings
-        if standing.model in billions and variant_of(standing.model) == standing.model
-    ]
+    sized = []
+    for standing in scoreboard.standings:
+        is_variant = variant_of(standing.model) != standing.model
+        if standing.model in billions and not is_variant:
+            sized.append((billions[standing.model], standing))
     if len({size for size, _ in sized}) < 2:
         return ""
     best_by_size: list[str] = []
@@ -130,45 +171,45 @@ def describe_best_by_size(scoreboard: Scoreboard, billions: Mapping[str, float])
     for size, standing in sorted(sized, key=lambda entry: (entry[0], entry[1].rank)):
         if standing.rank < best_rank:
             best_rank = standing.rank
-            best_by_size.append(f"{scoreboard.names[standing.model]} ({format_size(size)})")
-    return f"Best for its size: {', '.join(best_by_size)}."
+            best_by_size.append(f"{scoreboard.names[standing.model]} ({format_parameters(size)})")
+    return f"The best model up to each size: {', '.join(best_by_size)}."
 
 
-def format_size(billions: float) -> str:
-    """Write a number of parameters: 1.1B, 135M."""
-    if billions >= 1:
-        return f"{billions:.3g}B"
-    return f"{1000 * billions:.3g}M"
-
-
-def _join_names(names: Sequence[str]) -> str:
+def _join_names(model_names: Sequence[str]) -> str:
     """Write names in a row: a, b and c."""
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"{', '.join(model_names[:-1])} and {model_names[-1]}"
 
 
-def _verdict_on_labelled_texts(data: ReportData, scoreboard: Scoreboard) -> str:
-    """Say whether any model is worth it, where one task of labelled texts is all there is; else nothing."""
-    if len(data.labelled) != 1 or len(scoreboard.ranking.tasks) != 1:
-        return ""
-    return data.labelled[0].verdict_sentence()
+def _only_labelled_test(report_data: ReportData, scoreboard: Scoreboard) -> Classification | None:
+    """Return the test on labelled texts where it is the only task; it says whether any model is worth it."""
+    if len(report_data.labelled) != 1 or len(scoreboard.ranking.tasks) != 1:
+        return None
+    return report_data.labelled[0]
 
 
-def _sentences_on_selection(data: ReportData, scoreboard: Scoreboard) -> list[str]:
+def _sentences_on_selection(report_data: ReportData, scoreboard: Scoreboard) -> list[str]:
     """Say what more labels would change and what to check, where the store is that of a selection."""
-    selection = find_selection(data.evidence, scoreboard.ranking.first)
-    return [] if selection is None else selection.sentences()
+    selection = find_selection(report_data.evidence, scoreboard.ranking.first)
+    if selection is None:
+        return []
+    labelled_test = _only_labelled_test(report_data, scoreboard)
+    if labelled_test is not None and labelled_test.verdict is BaselineVerdict.LOSES:
+        selection = replace(selection, trust=None)  # of a model that is not to be used
+    return selection.sentences()
 
 
-def _sentences_on_tasks(data: ReportData) -> list[str]:
+def _sentences_on_tasks(report_data: ReportData) -> list[str]:
     """Say how far the tasks agree, and how many differences are significant, where that is known."""
-    if data.rankings is None:
+    if report_data.rankings is None:
         return []
     sentences = [
         agreement_sentence(
-            data.rankings.changes.get((data.first, data.main)),
-            data.rankings.agreement.get(data.main),
+            report_data.rankings.changes.get(
+                (report_data.baseline_protocol, report_data.ranking_protocol)
+            ),
+            report_data.rankings.agreement.get(report_data.ranking_protocol),
         ),
-        resolution_sentence(data.rankings.significance.get(data.main)),
+        resolution_sentence(report_data.rankings.significance.get(report_data.ranking_protocol)),
     ]
     return [sentence for sentence in sentences if sentence is not None]
 
@@ -180,113 +221,146 @@ def _make_tile(value: str, label: str, note: str) -> Tile:
     return {"value": value, "label": label, "note": note}
 
 
-def _make_tiles(data: ReportData) -> tuple[Tile, ...]:
-    """Return the numbers that stand above the ladder."""
+def _make_tiles(report_data: ReportData) -> tuple[Tile, ...]:
+    """Return the numbers that stand above the ranking."""
     failures = None
-    if data.failures:
+    if report_data.failures:
         failures = _make_tile(
-            str(len(data.failures)), "failed cells", "shown with their reason, never as zero"
+            str(len(report_data.failures)),
+            "failed results",
+            "shown with their reason, never as zero",
         )
     tiles = (
-        _size_tile(data),
-        _first_place_tile(data),
+        _size_tile(report_data),
+        _first_place_tile(report_data),
+        _baseline_tile(report_data),
         failures,
-        _agreement_tile(data),
-        _significance_tile(data),
+        _agreement_tile(report_data),
+        _significance_tile(report_data),
     )
     return tuple(tile for tile in tiles if tile is not None)
 
 
-def _size_tile(data: ReportData) -> Tile:
+def _size_tile(report_data: ReportData) -> Tile:
     """Return how many models, tasks, corpora and scores there are."""
     corpora: set[str] = set()
     tasks: set[str] = set()
-    for matrix in data.evidence.planned.values():
+    for matrix in report_data.evidence.final_scores.values():
         corpora.update(matrix.corpora().tasks)
         tasks.update(matrix.tasks)
     tasks -= corpora
-    scores = sum(int(np.isfinite(matrix.values).sum()) for matrix in data.evidence.scores.values())
-    note = count(scores, "score")
+    scores = sum(
+        int(np.isfinite(matrix.values).sum()) for matrix in report_data.evidence.scores.values()
+    )
+    note = format_count(scores, "score")
     if corpora:
-        note += f", with {count(len(corpora), 'corpus', 'corpora')}"
+        note += f", with {format_count(len(corpora), 'corpus', 'corpora')}"
     label = "models × tasks"
-    if data.runs is not None:
-        label = f"checkpoints × tasks, of {count(len(data.runs.runs), 'run')}"
-    return _make_tile(f"{len(data.evidence.models)} × {len(tasks)}", label, note)
+    if report_data.pretraining_runs is not None:
+        label = (
+            f"checkpoints × tasks, of {format_count(len(report_data.pretraining_runs.runs), 'run')}"
+        )
+    return _make_tile(f"{len(report_data.evidence.models)} × {len(tasks)}", label, note)
 
 
-def _first_place_tile(data: ReportData) -> Tile | None:
-    """Return the probability that the first model is the best."""
-    if data.rankings is None or data.runs is not None:
+def _first_place_tile(report_data: ReportData) -> Tile | None:
+    """Return the probability that the first model is the best; None where no model is first of all."""
+    if report_data.rankings is None or report_data.pretraining_runs is not None:
         return None
-    ranking = data.rankings.overall.get(data.main)
-    if ranking is None or not ranking.can_claim:
+    ranking = report_data.rankings.overall.get(report_data.ranking_protocol)
+    if ranking is None or not ranking.can_claim or ranking.other_parts:
         return None
-    probability = chance(float(ranking.p_first.max()))
-    return _make_tile(probability, "P(first)", f"by the {ranking.method.label}")
+    probability = format_chance(float(ranking.p_first.max()))
+    return _make_tile(probability, "that the first is the best", f"by the {ranking.method.label}")
 
 
-def _agreement_tile(data: ReportData) -> Tile | None:
+def _baseline_tile(report_data: ReportData) -> Tile | None:
+    """Return the best that needs no fine-tuning, beside labelled texts that are the only task."""
+    if len(report_data.labelled) != 1 or report_data.pretraining_runs is not None:
+        return None
+    (labelled_test,) = report_data.labelled
+    score = labelled_test.best_baseline_score
+    if score is None:
+        return None
+    return _make_tile(f"{score:.2f}", labelled_test.best_baseline_label, "needs no fine-tuning")
+
+
+def _agreement_tile(report_data: ReportData) -> Tile | None:
     """Return how far the tasks rank the models alike, before and after tuning where both are known."""
-    if data.rankings is None or data.few:  # τ of so few models takes few values
+    if (
+        report_data.rankings is None or report_data.has_few_models
+    ):  # τ of so few models takes few values
         return None
     label = "agreement between tasks"
-    change = data.rankings.changes.get((data.first, data.main))
+    change = report_data.rankings.changes.get(
+        (report_data.baseline_protocol, report_data.ranking_protocol)
+    )
     if change is not None and np.isfinite([change.mean_before, change.mean_after]).all():
         value = f"{change.mean_before:.2f} → {change.mean_after:.2f}"
-        note = f"mean Kendall's τ, {change.before.label} → {change.after.label}"
+        note = "mean Kendall's τ, before → after fine-tuning"
+        if change.before.tuned:
+            note = f"mean Kendall's τ, {change.before.label} → {change.after.label}"
         return _make_tile(value, label, note)
-    agreement = data.rankings.agreement.get(data.main)
+    agreement = report_data.rankings.agreement.get(report_data.ranking_protocol)
     if agreement is not None and np.isfinite(agreement.mean):
         return _make_tile(f"{agreement.mean:.2f}", label, "mean Kendall's τ")
     return None
 
 
-def _significance_tile(data: ReportData) -> Tile | None:
+def _significance_tile(report_data: ReportData) -> Tile | None:
     """Return the share of pairs of models on a task that differ significantly."""
-    if data.rankings is None or data.failures:
+    if report_data.rankings is None or report_data.failures:
         return None
-    significance = data.rankings.significance.get(data.main)
-    if significance is None or not any(significance.pairs):
+    significance = report_data.rankings.significance.get(report_data.ranking_protocol)
+    if significance is None or sum(significance.pairs) < 2:
         return None
     share = sum(significance.significant) / sum(significance.pairs)
-    return _make_tile(percent(share), "comparisons resolved", "pairs of models on a task, 95 %")
+    return _make_tile(
+        format_percent(share), "differ significantly", "pairs of models on a task, 5 % level"
+    )
 
 
 # --- the ladder -------------------------------------------------------------------------------------------------------
 
 
-def answer_context(data: ReportData) -> dict[str, Any]:
+def answer_context(report_data: ReportData) -> dict[str, Any]:
     """Return what the template of the answer needs."""
-    answer = make_answer(data)
+    answer = make_answer(report_data)
     scoreboard = answer.board
     context: dict[str, Any] = {
-        "training": data.runs is not None,
+        "of_checkpoints": report_data.pretraining_runs is not None,
         "answer": answer,
+        "opening": report_data.opening,
+        "opening_figures": [],
         "most": MAX_RUNGS,
-        "board": scoreboard,
-        "ladder": None,
-        "method": "",
+        "ladders": (),
         "names": (),
         "outlook": None,
     }
     if scoreboard is not None:
-        context["ladder"] = _layout_ladder(scoreboard, data.evidence.background.billions)
-        context["names"] = tuple(scoreboard.names.values())
-        has_several_tasks = len(scoreboard.ranking.tasks) > 1
-        context["method"] = AGGREGATE_LABELS[answer.method] if has_several_tasks else "score"
-    if data.completion is not None:
-        context["outlook"] = _layout_outlook(data.completion)
+        parts = (scoreboard, *scoreboard.other_parts)
+        billions = report_data.evidence.background.billions
+        context["ladders"] = [_layout_ladder(part, billions) for part in parts]
+        names: list[str] = []
+        for part in parts:
+            names += part.names.values()
+        context["names"] = tuple(names)
+    if report_data.opening is not None:
+        chart = report_data.opening.chart  # its own section shows it, too: a page has an id once
+        opening_chart = replace(chart, name=f"opening-{chart.name}")
+        context["opening_figures"] = make_figures([opening_chart])
+    if report_data.completion is not None:
+        context["outlook"] = _layout_outlook(report_data.completion)
     return context
 
 
 def _layout_axis(scale: Scale) -> dict[str, Any]:
     """Return the marks of a scale over 100 per cent, each with its position, and the distance of two."""
-    marks = [(round(scale(value), 4), text) for value, text in scale.marks]
-    step = 100.0
+    marks = [(round(scale(tick_value), 4), tick_label) for tick_value, tick_label in scale.marks]
+    tick_step = 100.0
     if len(marks) > 1:
-        step = round(marks[1][0] - marks[0][0], 4)
-    return {"marks": marks, "step": step}
+        tick_step = round(marks[1][0] - marks[0][0], 4)
+    return {"marks": marks, "step": tick_step}
 
 
 def _layout_interval(scale: Scale, interval: Interval | None) -> dict[str, float] | None:
@@ -340,10 +414,12 @@ def _layout_ladder(scoreboard: Scoreboard, billions: Mapping[str, float]) -> dic
     after_column = columns[-1] if columns else -1
     before_column = columns[0] if len(columns) > 1 else None
     shown_columns = columns or [after_column]
-    scores = [
-        standing.scores[column] for standing in scoreboard.standings for column in shown_columns
-    ]
-    known_scores = [score for score in scores if score is not None]
+    known_scores = []
+    for standing in scoreboard.standings:
+        for column in shown_columns:
+            score = standing.scores[column]
+            if score is not None:
+                known_scores.append(score)
     rank_scale = _make_rank_scale(len(scoreboard.standings))
     score_scale = None
     if scoreboard.tasks and known_scores:
@@ -355,28 +431,54 @@ def _layout_ladder(scoreboard: Scoreboard, billions: Mapping[str, float]) -> dic
         before_rank = None
         if standing.before is not None:
             before_rank = _position(rank_scale, standing.before)
-        rank = Interval(standing.rank, *standing.rank_interval)
+        rank_interval = Interval(standing.rank, *standing.rank_interval)
         rungs.append(
             {
                 "model": standing.model,
                 "name": scoreboard.names[standing.model],
-                "size": format_size(billions[standing.model]) if standing.model in billions else "",
+                "size": format_parameters(billions[standing.model])
+                if standing.model in billions
+                else "",
                 "is_variant": is_variant,
                 "standing": standing,
-                "rank": _layout_interval(rank_scale, rank),
+                "rank": _layout_interval(rank_scale, rank_interval),
                 "before_rank": before_rank,
                 "score": score_scale and _layout_interval(score_scale, after),
                 "before": score_scale and _layout_interval(score_scale, before),
                 "numbers": _format_scores(before, after, standing.gain),
+                "overall": _format_overall(scoreboard, standing.model),
             }
         )
+    has_several_tasks = len(scoreboard.ranking.tasks) > 1
     return {
+        "board": scoreboard,
+        "method": AGGREGATE_LABELS[scoreboard.ranking.method] if has_several_tasks else "score",
+        "mark": OVERALL_MARKS.get(scoreboard.ranking.method, ""),
         "ranks": _layout_axis(rank_scale),
         "scores": score_scale and _layout_axis(score_scale),
         "rungs": rungs,
         "intervals": scoreboard.ranking.can_claim,
+        "sources": _describe_rank_noise(scoreboard.ranking),
         "errors": any(math.isfinite(score.low) for score in known_scores),
     }
+
+
+def _format_overall(scoreboard: Scoreboard, model: str) -> str:
+    """Write what ranks a model, where it is something else than the score that is shown."""
+    overall_scores = scoreboard.overall_scores
+    if model not in overall_scores:
+        return ""
+    mark = OVERALL_MARKS[scoreboard.ranking.method]
+    return f"{mark} {overall_scores[model]:.2f}".replace("-", "−")
+
+
+def _describe_rank_noise(ranking: Ranking) -> str:
+    """Say what the intervals of ranks are drawn from."""
+    if not ranking.generalizes:
+        return "test noise"
+    if len(ranking.without_error) == sum(ranking.task_counts):
+        return "the choice of tasks (the scores have no standard errors)"
+    return "test noise and the choice of tasks"
 
 
 def _finite_ends(intervals: Iterable[Interval]) -> list[float]:
@@ -391,34 +493,36 @@ def _finite_ends(intervals: Iterable[Interval]) -> list[float]:
 
 def _make_rank_scale(models: int) -> Scale:
     """Return a scale from 1 to the last rank, marked at 1 and in even steps."""
-    last = max(2, models)
-    step = max(1, math.ceil((last - 1) / (MAX_TICKS - 1)))
-    marks = [*range(1, last + 1, step)]
-    if last - marks[-1] > step / 2:
-        marks.append(last)
-    return Scale(1, last, 0.0, 100.0, marks=tuple((mark, str(mark)) for mark in marks))
+    last_rank = max(2, models)
+    mark_step = max(1, math.ceil((last_rank - 1) / (MAX_TICKS - 1)))
+    marks = [*range(1, last_rank + 1, mark_step)]
+    if last_rank - marks[-1] > mark_step / 2:
+        marks.append(last_rank)
+    return Scale(1, last_rank, 0.0, 100.0, marks=tuple((mark, str(mark)) for mark in marks))
 
 
 def _format_scores(
-    before: Interval | None, after: Interval | None, gain: Interval | None
+    before: Interval | None, after: Interval | None, gain_interval: Interval | None
 ) -> tuple[str, str]:
     """Write the scores of a rung, and the gain where there is one."""
     if after is None:
         return "", ""
+    if before is None and math.isfinite(after.low) and not after.has_even_sides():
+        return f"{after.value:.3f}", f"{after.low:.3f} to {after.high:.3f}"
     if before is None:
         return _format_with_error(after), ""
     scores = f"{before.value:.3f} → {after.value:.3f}"
-    if gain is None:
+    if gain_interval is None:
         return scores, ""
-    return scores, _format_with_error(gain, "+")
+    return scores, _format_with_error(gain_interval, "+")
 
 
 def _format_with_error(score: Interval, sign: str = "") -> str:
-    text = f"{score.value:{sign}.3f}".replace("-", "−")
+    score_text = f"{score.value:{sign}.3f}".replace("-", "−")
     half_width = (score.high - score.low) / 2
     if math.isfinite(half_width):
-        text += f" ± {half_width:.3f}"
-    return text
+        score_text += f" ± {half_width:.3f}"
+    return score_text
 
 
 # --- what is predicted ------------------------------------------------------------------------------------------------
@@ -427,14 +531,14 @@ def _format_with_error(score: Interval, sign: str = "") -> str:
 def _layout_outlook(completion: Completion) -> dict[str, Any]:
     """Lay the expected final ranking out, best first."""
     scale = _make_rank_scale(len(completion.models))
-    top = min(TOP_PLACES, len(completion.models))
+    shown_models = min(TOP_PLACES, len(completion.models))
     order = [int(row) for row in np.argsort(completion.rank, kind="stable")]
-    names = short_names([completion.models[row] for row in order])
-    probability_in_top = completion.p_top(top)
+    model_names = short_names([completion.models[row] for row in order])
+    probability_in_top = completion.p_top(shown_models)
     measured_cells = completion.measured.sum(axis=1)
     chances = []
-    for row, name in zip(order, names, strict=True):
-        rank = Interval(
+    for row, short_name in zip(order, model_names, strict=True):
+        predicted_rank = Interval(
             float(completion.rank[row]),
             float(completion.rank_low[row]),
             float(completion.rank_high[row]),
@@ -442,9 +546,9 @@ def _layout_outlook(completion: Completion) -> dict[str, Any]:
         chances.append(
             {
                 "model": completion.models[row],
-                "name": name,
-                "rank": rank,
-                "place": _layout_interval(scale, rank),
+                "name": short_name,
+                "rank": predicted_rank,
+                "place": _layout_interval(scale, predicted_rank),
                 "best": float(completion.p_best[row]),
                 "top": float(probability_in_top[row]),
                 "cells": int(measured_cells[row]),
@@ -453,7 +557,7 @@ def _layout_outlook(completion: Completion) -> dict[str, Any]:
     return {
         "ranks": _layout_axis(scale),
         "chances": chances,
-        "top": top,
+        "top": shown_models,
         "tasks": len(completion.tasks),
         "headline": _outlook_headline(chances),
         "basis": _outlook_basis(completion),
@@ -464,18 +568,18 @@ def _outlook_headline(chances: list[dict[str, Any]]) -> str:
     """Say who is probably the best once every cell is measured."""
     if len(chances) < 2:
         return f"There is one model, {chances[0]['name']}: nothing to rank, only its scores are predicted."
-    first, *others = sorted(chances, key=lambda chance_of_model: -chance_of_model["best"])
+    likeliest, *rivals = sorted(chances, key=lambda chance_of_model: -chance_of_model["best"])
     sentence = (
-        f"Once every cell is measured, {first['name']} is the best model"
-        f" with probability {chance(first['best'])}"
+        f"Once every result is measured, {likeliest['name']} is the best model"
+        f" with probability {format_chance(likeliest['best'])}"
     )
-    rivals = [
-        f"{other['name']} {percent(other['best'])}"
-        for other in others[:3]
-        if other["best"] >= MIN_CHANCE_SHOWN
+    named_rivals = [
+        f"{rival['name']} {format_percent(rival['best'])}"
+        for rival in rivals[:3]
+        if rival["best"] >= MIN_CHANCE_SHOWN
     ]
-    if rivals:
-        sentence += "; " + ", ".join(rivals)
+    if named_rivals:
+        sentence += "; " + ", ".join(named_rivals)
     return sentence + "."
 
 
@@ -483,11 +587,11 @@ def _outlook_basis(completion: Completion) -> str:
     """Say what the prediction rests on."""
     measured = int(completion.measured.sum())
     sentence = (
-        f"Predicted from {measured:,} of {completion.measured.size:,} tuned cells,"
-        " scores before tuning and facts of the models"
+        f"Predicted from {measured:,} of {completion.measured.size:,} fine-tuned results,"
+        " scores before fine-tuning and facts of the models"
     )
     if completion.history:
-        sentence += f", and {completion.history:,} rows of history"
+        sentence += f", and {completion.history:,} models of other studies"
     if len(completion.models) > 1:
         tau = completion.agreement
         sentence += (

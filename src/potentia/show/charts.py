@@ -26,10 +26,13 @@ from potentia.show.svg import (
 )
 from potentia.values.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points, short_names
 from potentia.values.scores import Floats
+from potentia.values.wording import set_signs
 
 HALF_PAGE = 520.0  # pixels of a figure on half of the page
+WHOLE_PAGE = 1080.0
 PLOT_HEIGHT = 300.0  # pixels of the axis of a plot
 RIGHT_MARGIN = 16
+SIDE_ROOM = 0.03  # of the range of x, left free beside the first and the last point
 LABEL_SIZE = FONT_SIZE - 2  # of the names of points
 MAX_BUMP_NAME_LETTERS = 26
 
@@ -81,53 +84,56 @@ class ShownValue(NamedTuple):
         return math.isfinite(self.low + self.high)
 
 
-def _display_names(names: Sequence[str]) -> list[str]:
-    return shorten_names(short_names(names))
+def _display_names(full_names: Sequence[str]) -> list[str]:
+    return shorten_names(short_names(full_names))
 
 
 def _finite_values(values: Any) -> list[float]:
-    flat = np.asarray(values, dtype=np.float64).ravel()
-    return [float(value) for value in flat if math.isfinite(value)]
+    flat_values = np.asarray(values, dtype=np.float64).ravel()
+    return [float(value) for value in flat_values if math.isfinite(value)]
 
 
 def _format_value(value: float) -> str:
     if not math.isfinite(value):
         return "–"
-    return f"{value:.4g}" if abs(value) >= 100 else f"{value:.3f}"
+    number = f"{value:.4g}" if abs(value) >= 100 else f"{value:z.3f}"
+    return set_signs(number)
 
 
-def _shown_value(points: Points, index: int, name: str) -> ShownValue:
+def _shown_value(points: Points, index: int, point_name: str) -> ShownValue:
     value = points.y[index]
     low = math.nan
     high = math.nan
     if points.low and points.high:
         low = points.low[index]
         high = points.high[index]
-    tip = f"{name}: {_format_value(value)}"
+    tooltip = f"{point_name}: {_format_value(value)}"
     if math.isfinite(low + high):
-        tip += f" ({_format_value(low)} to {_format_value(high)})"
-    return ShownValue(value, low, high, tip)
+        tooltip += f" ({_format_value(low)} to {_format_value(high)})"
+    return ShownValue(value, low, high, tooltip)
 
 
-def _draw_legend(sheet: Sheet, entries: Sequence[LegendEntry], left: float, width: float) -> float:
+def _draw_legend(
+    sheet: Sheet, entries: Sequence[LegendEntry], left_edge: float, width: float
+) -> float:
     """Write the names of series in rows, and return the height that they take."""
     if len(entries) < 2:
         return 4.0
-    x = left
+    x = left_edge
     y = LINE_HEIGHT / 2
-    for name, series, kind in entries:
-        entry_width = estimate_width(name) + 34
-        if x > left and x + entry_width > left + width:
-            x = left
+    for entry_name, series, kind in entries:
+        entry_width = estimate_width(entry_name) + 34
+        if x > left_edge and x + entry_width > left_edge + width:
+            x = left_edge
             y += LINE_HEIGHT
         if kind.is_mark:
             sheet.marker(x + 8, y, series)
         elif kind.is_fit:
             sheet.line(x, y, x + 16, y, "fit")
         else:
-            dash = _dash_of(series, dashed=kind.is_dashed)
-            sheet.line(x, y, x + 16, y, f"s{series % COLORS}", dash)
-        sheet.text(x + 21, y, name)
+            dash_pattern = _dash_of(series, dashed=kind.is_dashed)
+            sheet.line(x, y, x + 16, y, f"s{series % COLORS}", dash_pattern)
+        sheet.text(x + 21, y, entry_name)
         x += entry_width
     return y + LINE_HEIGHT / 2 + 8
 
@@ -145,10 +151,10 @@ def _grid_class(value: float, scale: Scale) -> str:
 
 def _draw_axis_below(sheet: Sheet, scale: Scale, top: float, bottom: float, label: str) -> float:
     """Draw an axis below, its grid and its label; return where the drawing ends."""
-    for value, text in scale.marks:
-        x = scale(value)
-        sheet.line(x, top, x, bottom, _grid_class(value, scale))
-        sheet.text(x, bottom + 11, text, "muted", "middle")
+    for tick_value, tick_label in scale.marks:
+        x = scale(tick_value)
+        sheet.line(x, top, x, bottom, _grid_class(tick_value, scale))
+        sheet.text(x, bottom + 11, tick_label, "muted", "middle")
     if not label:
         return bottom + 22
     sheet.text((scale.start + scale.end) / 2, bottom + 28, label, "muted", "middle")
@@ -189,11 +195,12 @@ def _draw_heatmap(chart: Heatmap) -> Drawn:
     rows = _display_names(chart.rows)
     columns = _display_names(chart.columns)
     sheet = Sheet()
-    left = widest_text(rows) + 8
+    left_edge = widest_text(rows) + 8
     names_above = len(rows) > TALL_HEATMAP
     has_numbers = chart.digits is not None and len(columns) <= MAX_COLUMNS_WITH_NUMBERS
     square_width = min(
-        max(_min_square_width(chart, has_numbers), (HALF_PAGE - left) / max(1, len(columns))), 64.0
+        max(_min_square_width(chart, has_numbers), (HALF_PAGE - left_edge) / max(1, len(columns))),
+        64.0,
     )
     square_height = LINE_HEIGHT if has_numbers or not names_above else 12.0
     # Where there are many, and the rows name the same in the same order, columns have no names.
@@ -205,26 +212,28 @@ def _draw_heatmap(chart: Heatmap) -> Drawn:
     color_bar_end = 0.0
     top = 4.0
     if not has_numbers:
-        color_bar_end = _draw_color_bar(sheet, chart, left)
+        color_bar_end = _draw_color_bar(sheet, chart, left_edge)
         top = 24.0
     if names_above:
         top += names_height
-    grid = SquareGrid(left, top, square_width, square_height, has_numbers)
+    grid = SquareGrid(left_edge, top, square_width, square_height, has_numbers)
     bottom = top + square_height * len(rows)
-    for row, name in enumerate(rows):
-        sheet.text(left - 6, grid.middle_of_row(row), name, anchor="end", tip=chart.rows[row])
+    for row, row_name in enumerate(rows):
+        sheet.text(
+            left_edge - 6, grid.middle_of_row(row), row_name, anchor="end", tooltip=chart.rows[row]
+        )
     names_y = top - 6 if names_above else bottom + 6
-    for column, name in enumerate(shown_columns):
+    for column, row_name in enumerate(shown_columns):
         x = grid.middle_of_column(column)
-        tip = chart.columns[column]
+        tooltip = chart.columns[column]
         if names_fit_flat:
             offset = -4 if names_above else 5
-            sheet.text(x, names_y + offset, name, anchor="middle", tip=tip)
+            sheet.text(x, names_y + offset, row_name, anchor="middle", tooltip=tooltip)
         else:
             anchor = "start" if names_above else "end"
-            sheet.text(x, names_y, name, anchor=anchor, turn=-90, tip=tip)
+            sheet.text(x, names_y, row_name, anchor=anchor, turn=-90, tooltip=tooltip)
     _draw_squares(sheet, chart, grid)
-    width = max(color_bar_end, left + square_width * len(columns)) + 4
+    width = max(color_bar_end, left_edge + square_width * len(columns)) + 4
     height = bottom + (4.0 if names_above else names_height + 6)
     return Drawn(sheet, width, height)
 
@@ -253,13 +262,13 @@ def _draw_squares(sheet: Sheet, chart: Heatmap, grid: SquareGrid) -> None:
     cells = np.argwhere(np.isfinite(values)).tolist()
     for row, column in cells:
         share = float(shares[row, column])
-        tip = ""
+        tooltip = ""
         if has_tips:
             value = _format_value(float(values[row, column]))
-            tip = f"{chart.rows[row]}, {chart.columns[column]}: {value}"
+            tooltip = f"{chart.rows[row]}, {chart.columns[column]}: {value}"
         sheet.add(
             "rect",
-            tip,
+            tooltip,
             x=grid.left + column * grid.width,
             y=grid.top + row * grid.height,
             width=grid.width - 1,
@@ -270,9 +279,9 @@ def _draw_squares(sheet: Sheet, chart: Heatmap, grid: SquareGrid) -> None:
     if not grid.has_numbers:
         return
     for row, column in cells:
-        text = f"{values[row, column]:z.{chart.digits}f}"
+        shown_number = f"{values[row, column]:z.{chart.digits}f}"
         x = grid.middle_of_column(column)
-        sheet.text(x, grid.middle_of_row(row), text, "number", "middle")
+        sheet.text(x, grid.middle_of_row(row), shown_number, "number", "middle")
 
 
 def _drop_empty_rows_and_columns(chart: Heatmap) -> Heatmap:
@@ -321,11 +330,12 @@ def _color_shares(chart: Heatmap, values: Floats) -> Floats:
     return 0.04 + 0.96 * share
 
 
-def _draw_color_bar(sheet: Sheet, chart: Heatmap, left: float) -> float:
+def _draw_color_bar(sheet: Sheet, chart: Heatmap, left_edge: float) -> float:
     """Say what the colours mean, where the squares hold no numbers; return how far to the right that reaches."""
     low, high, _ = _color_range(chart)
-    x = left + estimate_width(f"{low:.3g}") + 4
-    sheet.text(left, 9, f"{low:.3g}", "muted")
+    low_text = set_signs(f"{low:.3g}")
+    x = left_edge + estimate_width(low_text) + 6
+    sheet.text(left_edge, 9, low_text, "muted")
     shares = _color_shares(chart, np.linspace(low, high, COLOR_BAR_STEPS))
     for step, share in enumerate(shares):
         sheet.add(
@@ -349,69 +359,75 @@ def _draw_color_bar(sheet: Sheet, chart: Heatmap, left: float) -> float:
 def _draw_bars(chart: Bars) -> Drawn:
     series = [
         Points(
-            name,
+            series_name,
             (),
             values,
             chart.labels,
-            low=chart.low.get(name, ()),
-            high=chart.high.get(name, ()),
+            low=chart.low.get(series_name, ()),
+            high=chart.high.get(series_name, ()),
         )
-        for name, values in chart.series.items()
+        for series_name, values in chart.series.items()
     ]
-    step = 9.0 if len(series) > 1 else 11.0
-    return _draw_named_rows(chart, series, step, bars=True)
+    series_step = 9.0 if len(series) > 1 else 11.0
+    return _draw_named_rows(chart, series, series_step, are_bars=True)
 
 
 def _draw_named_rows(
     chart: Bars | Plot,
     series: Sequence[Points],
-    step: float,
+    series_step: float,
     *,
-    bars: bool = False,
+    are_bars: bool = False,
     joined: bool = False,
 ) -> Drawn:
-    """Draw a bar or a dot of every series beside every name on the left, ``step`` apart, with a scale below."""
+    """Draw a bar or a dot of every series beside every name on the left, ``series_step`` apart, with a scale below."""
     labels = series[0].labels
-    row_height = max(LINE_HEIGHT, step * len(series) + 6)
+    row_height = max(LINE_HEIGHT, series_step * len(series) + 6)
     names = _display_names(labels)
     sheet = Sheet()
-    left = min(widest_text(names), 0.5 * HALF_PAGE) + 10
+    left_edge = min(widest_text(names), 0.5 * HALF_PAGE) + 10
     entries = [
-        LegendEntry(points.name, number, LegendKind(is_mark=True))
-        for number, points in enumerate(series)
+        LegendEntry(points.name, series_number, LegendKind(is_mark=True))
+        for series_number, points in enumerate(series)
     ]
-    top = _draw_legend(sheet, entries, left, HALF_PAGE - left)
+    top = _draw_legend(sheet, entries, left_edge, HALF_PAGE - left_edge)
     values = _values_and_ends(series)
-    if bars:
+    if are_bars:
         values = [0.0, *values]
-    scale = make_scale(values, left, HALF_PAGE - RIGHT_MARGIN, span=chart.y_range)
-    for row, name in enumerate(names):
-        sheet.text(left - 8, top + (row + 0.5) * row_height, name, anchor="end", tip=labels[row])
+    scale = make_scale(values, left_edge, HALF_PAGE - RIGHT_MARGIN, span=chart.y_range)
+    for row, row_name in enumerate(names):
+        sheet.text(
+            left_edge - 8,
+            top + (row + 0.5) * row_height,
+            row_name,
+            anchor="end",
+            tooltip=labels[row],
+        )
     end = _draw_axis_below(sheet, scale, top, top + row_height * len(labels), chart.y_label)
     for row, label in enumerate(labels):
         y = top + (row + 0.5) * row_height
         shown_values = []
         for points in series:
-            name = f"{label}, {points.name}" if len(series) > 1 else label
-            shown_values.append(_shown_value(points, row, name))
+            row_name = f"{label}, {points.name}" if len(series) > 1 else label
+            shown_values.append(_shown_value(points, row, row_name))
         if joined:
             _join_dots(sheet, scale, shown_values, y)
-        for number, shown_value in enumerate(shown_values):
+        for series_number, shown_value in enumerate(shown_values):
             if not math.isfinite(shown_value.value):
                 continue
-            series_y = y + (number - (len(series) - 1) / 2) * step
-            if bars:
-                _draw_bar(sheet, scale, shown_value, series_y, number, step)
+            series_y = y + (series_number - (len(series) - 1) / 2) * series_step
+            if are_bars:
+                _draw_bar(sheet, scale, shown_value, series_y, series_number, series_step)
             else:
-                _draw_dot(sheet, scale, shown_value, series_y, number)
+                _draw_dot(sheet, scale, shown_value, series_y, series_number)
     return Drawn(sheet, HALF_PAGE, end)
 
 
 def _values_and_ends(parts: Iterable[Points | Line]) -> list[float]:
     """Return all known values of series with the ends of their intervals."""
     values = []
-    for part in parts:
-        for numbers in (part.y, part.low, part.high):
+    for series in parts:
+        for numbers in (series.y, series.low, series.high):
             values += _finite_values(numbers)
     return values
 
@@ -428,16 +444,16 @@ def _join_dots(sheet: Sheet, scale: Scale, shown_values: Sequence[ShownValue], y
 
 
 def _draw_bar(
-    sheet: Sheet, scale: Scale, shown_value: ShownValue, y: float, series: int, step: float
+    sheet: Sheet, scale: Scale, shown_value: ShownValue, y: float, series: int, series_step: float
 ) -> None:
     start, end = sorted((scale.inside(0.0), scale.inside(shown_value.value)))
     sheet.add(
         "rect",
         shown_value.tip,
         x=start,
-        y=y - step / 2,
+        y=y - series_step / 2,
         width=max(1.0, end - start),
-        height=step - 1,
+        height=series_step - 1,
         class_=f"f{series % COLORS}",
     )
     if shown_value.has_interval:
@@ -462,10 +478,10 @@ class Box(NamedTuple):
     right: float
     bottom: float
 
-    def overlaps(self, other: Box) -> bool:
+    def overlaps(self, other_box: Box) -> bool:
         """Whether two rectangles share room."""
-        across = self.left < other.right and other.left < self.right
-        along = self.top < other.bottom and other.top < self.bottom
+        across = self.left < other_box.right and other_box.left < self.right
+        along = self.top < other_box.bottom and other_box.top < self.bottom
         return across and along
 
 
@@ -486,9 +502,12 @@ class Axes:
     y_scale: Scale
     taken: list[Box] = field(default_factory=list)
 
-    def positions_of(self, part: Points | Line) -> list[tuple[float, float]]:
+    def positions_of(self, points_or_line: Points | Line) -> list[tuple[float, float]]:
         """Return the positions of all its points; NaN for those that are not on the axes."""
-        return [(self.x_scale(x), self.y_scale(y)) for x, y in zip(part.x, part.y, strict=True)]
+        return [
+            (self.x_scale(x), self.y_scale(y))
+            for x, y in zip(points_or_line.x, points_or_line.y, strict=True)
+        ]
 
     def is_free(self, box: Box) -> bool:
         """Whether a box lies on the axes and over nothing."""
@@ -496,38 +515,42 @@ class Axes:
         is_beyond = box.top < self.y_scale.end or box.bottom > self.y_scale.start
         if is_beside or is_beyond:
             return False
-        return not any(box.overlaps(other) for other in self.taken)
+        return not any(box.overlaps(taken_box) for taken_box in self.taken)
 
 
 @draw_chart.register
 def _draw_plot(chart: Plot) -> Drawn:
     if _has_labels_on_axis(chart):
-        step = 0.0 if chart.joined else 8.0
-        return _draw_named_rows(chart, chart.points, step, joined=chart.joined)
+        series_step = 0.0 if chart.joined else 8.0
+        return _draw_named_rows(chart, chart.points, series_step, joined=chart.joined)
     series_of_points = {}
-    for number, points in enumerate(chart.points):
-        series_of_points[points.name] = number if points.hue is None else points.hue
+    for series_number, points in enumerate(chart.points):
+        series_of_points[points.name] = series_number if points.hue is None else points.hue
     # A first line that no points are named after is a fit over all of them.
     fit_name = None
     if chart.points and chart.lines and chart.lines[0].name not in series_of_points:
         fit_name = chart.lines[0].name
     entries = [
-        LegendEntry(name, series, LegendKind(is_mark=True))
-        for name, series in series_of_points.items()
+        LegendEntry(series_name, series, LegendKind(is_mark=True))
+        for series_name, series in series_of_points.items()
     ]
-    for number, line in enumerate(chart.lines):
+    for series_number, line in enumerate(chart.lines):
         if line.name not in series_of_points:  # other lines belong to their points
-            kind = LegendKind(is_fit=line.name == fit_name, is_dashed=line.dashed)
-            entries.append(LegendEntry(line.name, number, kind))
+            legend_kind = LegendKind(is_fit=line.name == fit_name, is_dashed=line.dashed)
+            entries.append(LegendEntry(line.name, series_number, legend_kind))
     axes, end = _draw_axes(chart, entries)
-    for number, line in enumerate(chart.lines):
-        is_fit = line.name == fit_name and number == 0
-        _draw_line(axes, line, series_of_points.get(line.name, number), is_fit=is_fit)
+    for series_number, line in enumerate(chart.lines):
+        is_fit = line.name == fit_name and series_number == 0
+        _draw_line(axes, line, series_of_points.get(line.name, series_number), is_fit=is_fit)
     labelled_points: list[LabelledPoint] = []
     for points in chart.points:
         labelled_points += _draw_points(axes, points, series_of_points[points.name])
     _label_points(axes, labelled_points, chart.lines)
-    return Drawn(axes.sheet, HALF_PAGE, end)
+    return Drawn(axes.sheet, _plot_width(chart), end)
+
+
+def _plot_width(chart: Plot) -> float:
+    return WHOLE_PAGE if chart.wide else HALF_PAGE
 
 
 def _has_labels_on_axis(chart: Plot) -> bool:
@@ -536,7 +559,7 @@ def _has_labels_on_axis(chart: Plot) -> bool:
         return False
     first_labels = chart.points[0].labels
     return all(
-        points.labels == first_labels and stand_in_row(points.x, points.labels)
+        points.labels == first_labels and stand_in_row(tuple(points.x), points.labels)
         for points in chart.points
     )
 
@@ -545,30 +568,43 @@ def stand_in_row(x: Sequence[float], labels: Sequence[str]) -> bool:
     """Whether labelled points merely stand in a row (x is 1, 2, … n), so that the labels belong on the axis."""
     if len(labels) != len(x) or not x:
         return False
-    return all(value == number for number, value in enumerate(x, start=1))
+    return all(value == expected for expected, value in enumerate(x, start=1))
 
 
 def _draw_axes(chart: Plot, entries: Sequence[LegendEntry]) -> tuple[Axes, float]:
     """Draw both axes and the legend; return where the drawing ends, too."""
     parts: list[Points | Line] = [*chart.points, *chart.lines]
     values = _values_and_ends(parts)
-    unplaced = make_scale(values, 0, 1, span=chart.y_range, log=chart.log_y)
+    unplaced = make_scale(values, 0, 1, span=chart.y_range, is_logarithmic=chart.log_y)
     sheet = Sheet()
-    left = widest_text(text for _, text in unplaced.marks) + (30 if chart.y_label else 12)
-    right = HALF_PAGE - RIGHT_MARGIN
-    top = _draw_legend(sheet, entries, left, HALF_PAGE - left)
+    left_edge = widest_text(text for _, text in unplaced.marks) + (30 if chart.y_label else 12)
+    right = _plot_width(chart) - RIGHT_MARGIN
+    top = _draw_legend(sheet, entries, left_edge, _plot_width(chart) - left_edge)
     bottom = top + PLOT_HEIGHT
     y_scale = replace(unplaced, start=bottom, end=top)
-    x_values = [value for part in parts for value in _finite_values(part.x)]
-    x_scale = make_scale(x_values, left, right, span=chart.x_range, log=chart.log_x)
+    x_values: list[float] = []
+    for points_or_line in parts:
+        x_values.extend(_finite_values(points_or_line.x))
+    x_span = chart.x_range
+    if x_span is None and not chart.log_x:
+        x_span = _pad_span(x_values)
+    x_scale = make_scale(x_values, left_edge, right, span=x_span, is_logarithmic=chart.log_x)
     for value, text in y_scale.marks:
         y = y_scale(value)
-        sheet.line(left, y, right, y, _grid_class(value, y_scale))
-        sheet.text(left - 6, y, text, "muted", "end")
+        sheet.line(left_edge, y, right, y, _grid_class(value, y_scale))
+        sheet.text(left_edge - 6, y, text, "muted", "end")
     if chart.y_label:
         sheet.text(10, top + PLOT_HEIGHT / 2, chart.y_label, "muted", "middle", turn=-90)
     end = _draw_axis_below(sheet, x_scale, top, bottom, chart.x_label)
     return Axes(sheet, x_scale, y_scale), end
+
+
+def _pad_span(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the range of values with a little room at both ends; None where there is no range."""
+    if len(set(values)) < 2:
+        return None
+    room = SIDE_ROOM * (max(values) - min(values))
+    return min(values) - room, max(values) + room
 
 
 def _draw_line(axes: Axes, line: Line, series: int, *, is_fit: bool) -> None:
@@ -578,11 +614,11 @@ def _draw_line(axes: Axes, line: Line, series: int, *, is_fit: bool) -> None:
     if line.low and line.high:
         upper_edge = list(zip(line.x, line.high, strict=True))
         lower_edge = list(zip(line.x, line.low, strict=True))
-        edge = [*upper_edge, *reversed(lower_edge)]
-        points = [(axes.x_scale(x), axes.y_scale.inside(y)) for x, y in edge]
+        band_edge = [*upper_edge, *reversed(lower_edge)]
+        points = [(axes.x_scale(x), axes.y_scale.inside(y)) for x, y in band_edge]
         axes.sheet.path(points, f"band {band_class}")
-    dash = _dash_of(series, dashed=line.dashed)
-    axes.sheet.path(axes.positions_of(line), line_class, dash, line.name)
+    dash_pattern = _dash_of(series, dashed=line.dashed)
+    axes.sheet.path(axes.positions_of(line), line_class, dash_pattern, line.name)
 
 
 def _draw_points(axes: Axes, points: Points, series: int) -> Iterator[LabelledPoint]:
@@ -591,8 +627,8 @@ def _draw_points(axes: Axes, points: Points, series: int) -> Iterator[LabelledPo
         if not math.isfinite(x + y):
             continue
         label = points.labels[index] if points.labels else ""
-        name = f"{label}, {points.name}" if label else points.name
-        shown_value = _shown_value(points, index, name)
+        point_name = f"{label}, {points.name}" if label else points.name
+        shown_value = _shown_value(points, index, point_name)
         if shown_value.has_interval:
             low = axes.y_scale.inside(shown_value.low)
             high = axes.y_scale.inside(shown_value.high)
@@ -612,17 +648,17 @@ def _label_points(axes: Axes, points: Sequence[LabelledPoint], lines: Sequence[L
     for point in points:
         if not point.label:
             continue
-        name = name_by_label[point.label]
-        for box in _boxes_around(point, estimate_width(name, LABEL_SIZE)):
+        label = name_by_label[point.label]
+        for box in _boxes_around(point, estimate_width(label, LABEL_SIZE)):
             if axes.is_free(box):
                 axes.taken.append(box)
-                axes.sheet.text(box.left, box.top + 5, name, "small")
+                axes.sheet.text(box.left, box.top + 5, label, "small")
                 break
 
 
-def _boxes_along(start: tuple[float, float], end: tuple[float, float]) -> list[Box]:
+def _boxes_along(start: tuple[float, float], line_end: tuple[float, float]) -> list[Box]:
     """Return points four pixels apart along a line, as boxes without width."""
-    (x0, y0), (x1, y1) = start, end
+    (x0, y0), (x1, y1) = start, line_end
     if not math.isfinite(x0 + y0 + x1 + y1):
         return []
     steps = max(1, int(math.hypot(x1 - x0, y1 - y0) / 4))
@@ -642,7 +678,7 @@ def _boxes_around(point: LabelledPoint, width: float) -> list[Box]:
         (point.x - width / 2, point.y - 16),
         (point.x - width / 2, point.y + 6),
     )
-    return [Box(left, top, left + width, top + 10) for left, top in corners]
+    return [Box(left_edge, top, left_edge + width, top + 10) for left_edge, top in corners]
 
 
 # --- ranks in columns -------------------------------------------------------------------------------------------------
@@ -657,26 +693,26 @@ def _draw_bump(chart: Bump) -> Drawn:
         [_line_of_each_model(ranks[:, column]) for column in range(column_count)], axis=1
     )
     groups = list(dict.fromkeys(chart.groups)) if chart.groups else [""]
-    side_texts = [
-        f"{name}  {rank:g}"
-        for column in (0, -1)
-        for name, rank in zip(names, ranks[:, column], strict=True)
-    ]
+    side_texts = []
+    for column in (0, -1):
+        for name, rank in zip(names, ranks[:, column], strict=True):
+            side_texts.append(f"{name}  {rank:g}")
     side = widest_text(side_texts) + 12
-    gaps = max(1, column_count - 1)
-    gap = max(150.0, widest_text(chart.columns) + 20, (HALF_PAGE - 2 * side) / gaps)
-    width = 2 * side + gap * gaps
+    gap_count = max(1, column_count - 1)
+    column_gap = max(150.0, widest_text(chart.columns) + 20, (HALF_PAGE - 2 * side) / gap_count)
+    width = 2 * side + column_gap * gap_count
     sheet = Sheet()
     entries = [
-        LegendEntry(group or "other", number, LegendKind()) for number, group in enumerate(groups)
+        LegendEntry(group or "other", series_number, LegendKind())
+        for series_number, group in enumerate(groups)
     ]
     top = _draw_legend(sheet, entries, 4, width)
     for column, name in enumerate(chart.columns):
-        sheet.text(side + column * gap, top + 8, name, "strong", "middle")
+        sheet.text(side + column * column_gap, top + 8, name, "strong", "middle")
     top += 24
     for row, model in enumerate(chart.models):
         positions = [
-            (side + column * gap, top + (lines[row, column] - 0.5) * LINE_HEIGHT)
+            (side + column * column_gap, top + (lines[row, column] - 0.5) * LINE_HEIGHT)
             for column in range(column_count)
         ]
         known_ranks = [
@@ -685,25 +721,62 @@ def _draw_bump(chart: Bump) -> Drawn:
             if math.isfinite(rank)
         ]
         series = groups.index(chart.groups[row]) if chart.groups else 0
+        tooltip = f"{model}: rank {', '.join(known_ranks)}"
         sheet.parts.append('<g class="track">')
-        _draw_track(sheet, positions, series, f"{model}: rank {', '.join(known_ranks)}")
+        if chart.best_ranks is not None and chart.worst_ranks is not None:
+            column_positions = [x for x, _ in positions]
+            _shade_possible_ranks(
+                sheet, chart, row, column_positions=column_positions, top=top, series=series
+            )
+            tooltip += _describe_possible_ranks(chart, row)
+        _draw_track(sheet, positions, series, tooltip)
         first_x, first_y = positions[0]
         if math.isfinite(first_y):
             text = f"{names[row]}  {ranks[row, 0]:g}"
-            sheet.text(first_x - 8, first_y, text, anchor="end", tip=model)
+            sheet.text(first_x - 8, first_y, text, anchor="end", tooltip=model)
         last_x, last_y = positions[-1]
         if math.isfinite(last_y):
             text = f"{ranks[row, -1]:g}  {names[row]}"
-            sheet.text(last_x + 8, last_y, text, anchor="start", tip=model)
+            sheet.text(last_x + 8, last_y, text, anchor="start", tooltip=model)
         sheet.parts.append("</g>")
     return Drawn(sheet, width, top + LINE_HEIGHT * model_count + 4)
 
 
+def _shade_possible_ranks(
+    sheet: Sheet,
+    chart: Bump,
+    row: int,
+    *,
+    column_positions: Sequence[float],
+    top: float,
+    series: int,
+) -> None:
+    """Shade the area between the best and the worst rank that a model may have in each column."""
+    upper_edge = [
+        (x, top + (float(rank) - 1) * LINE_HEIGHT)
+        for x, rank in zip(column_positions, chart.best_ranks[row], strict=True)
+    ]
+    lower_edge = [
+        (x, top + float(rank) * LINE_HEIGHT)
+        for x, rank in zip(column_positions, chart.worst_ranks[row], strict=True)
+    ]
+    sheet.path([*upper_edge, *reversed(lower_edge)], f"possible f{series % COLORS}")
+
+
+def _describe_possible_ranks(chart: Bump, row: int) -> str:
+    """Say which ranks a model may have in each column."""
+    ranges = [
+        f"{best:g} to {worst:g}"
+        for best, worst in zip(chart.best_ranks[row], chart.worst_ranks[row], strict=True)
+    ]
+    return f"; possible {', '.join(ranges)}"
+
+
 def _draw_track(
-    sheet: Sheet, positions: Sequence[tuple[float, float]], series: int, tip: str
+    sheet: Sheet, positions: Sequence[tuple[float, float]], series: int, tooltip: str
 ) -> None:
     """Draw one model: its line and its dots."""
-    sheet.path(positions, f"s{series % COLORS} track", _dash_of(series), tip)
+    sheet.path(positions, f"s{series % COLORS} track", _dash_of(series), tooltip)
     for x, y in positions:
         if math.isfinite(y):
             sheet.add("circle", cx=x, cy=y, r=2.6, class_=f"f{series % COLORS}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from html import escape
+from html import escape, unescape
 from importlib import resources
 from pathlib import Path
 
@@ -29,6 +29,11 @@ class Drawing:
 
     svg: str
 
+    def __repr__(self) -> str:
+        """Return its title, not the whole picture."""
+        title = re.search(r"<title>(.*?)</title>", self.svg)
+        return f"Drawing({unescape(title[1]) if title else ''!r})"
+
     def _repr_svg_(self) -> str:
         return self.svg
 
@@ -46,7 +51,16 @@ def make_drawing(chart: Chart) -> Drawing:
 
 
 def draw(chart: Chart, format: str = "pdf", *, titles: bool = True) -> bytes:
-    """Return the chart as PDF, PNG or SVG."""
+    """Return the chart as PDF, PNG or SVG.
+
+    Args:
+        chart: A chart of a finding, from ``finding.charts()``.
+        format: ``pdf``, ``png`` or ``svg``.
+        titles: Whether the title and the caption are drawn above it.
+
+    Example:
+        >>> chart, *_ = potentia.rankings("scores.csv").scoreboard.charts()
+    """
     return _convert_svg(_standalone_svg(chart, titles=titles), format)
 
 
@@ -61,9 +75,9 @@ def draw_all(
     for chart in charts:
         svg = _standalone_svg(chart, titles=titles)
         for file_format in formats:
-            path = folder / f"{chart.name}.{file_format}"
-            write_file(path, _convert_svg(svg, file_format))
-            files.append(path)
+            figure_file = folder / f"{chart.name}.{file_format}"
+            write_file(figure_file, _convert_svg(svg, file_format))
+            files.append(figure_file)
     return files
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -10,35 +11,38 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from potentia.store import CellRecord, StudyRecord
 from potentia.study import Price, find_price
 from potentia.timing import format_duration
+from potentia.values.engine_records import (
+    EngineRecord,
+    LoadedWeights,
+    ScorerNotes,
+    TrainingFacts,
+)
 from potentia.values.findings import Table
 from potentia.values.protocol import Protocol
-from potentia.values.provenance import EngineProvenance, ScorerProvenance, TrainingProvenance
-from potentia.values.training_form import TrainingForm
+from potentia.values.scoring_route import ScoringLayers
 
 if TYPE_CHECKING:
     from potentia.show.source import ReportData
 
-IN_PLACE = "all in place"  # as the engine says where nothing is odd
-BY_HAND = "hand-written layers"  # as the scorer notes it
 FINGERPRINT_CHARACTERS = 16
 
 
-def how_context(data: ReportData) -> dict[str, Any]:
+def how_context(report_data: ReportData) -> dict[str, Any]:
     """Return what the section shows, gathered from the studies and the provenance of their cells."""
-    measured = [cell for cell in data.cells if cell.provenance.was_measured]
+    measured = [cell for cell in report_data.cells if cell.provenance.was_measured]
     seeds = {cell.provenance.seed for cell in measured}
     recipes = [cell.provenance.tuning for cell in measured if cell.provenance.tuning]
     tables = (
         _computation_table(measured),
-        _cost_table(data.cells, _find_price(data)),
+        _cost_table(report_data.cells, _find_price(report_data)),
         _data_table(measured),
         _model_table(measured),
     )
     return {
-        "made": data.made,
+        "made": report_data.created,
         "version": version("potentia"),
-        "source": data.evidence.source,
-        "studies": [_describe_study(study) for study in data.evidence.studies],
+        "source": report_data.evidence.source,
+        "studies": [_describe_study(study) for study in report_data.evidence.studies],
         "versions": _distinct_mappings(cell.provenance.versions for cell in measured),
         "recipes": _distinct_mappings(recipes),
         "seeds": sorted(seed for seed in seeds if seed is not None),
@@ -50,14 +54,14 @@ def _describe_study(study: StudyRecord) -> dict[str, Any]:
     """Return a study with its file, where it can be run; else where its scores come from."""
     import yaml
 
-    spec = dict(study.spec)
-    is_runnable = "models" in spec and "tasks" in spec
+    settings = dict(study.spec)
+    is_runnable = "models" in settings and "tasks" in settings
     study_file = ""
     origin = ""
     if is_runnable:
-        study_file = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True)
+        study_file = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     else:
-        origin = str(spec.get("source") or "imported scores")
+        origin = str(settings.get("source") or "imported scores")
     return {
         "name": study.name,
         "key": study.key,
@@ -82,13 +86,29 @@ class ComputationPath(NamedTuple):
     adapted_layers: str | None
     scored_by: str | None
     scoring_error: str | None
-    weights: str
+    weights: LoadedWeights
     slower_because: str | None
 
     @property
     def is_odd(self) -> bool:
         """Whether a slower path was taken, or weights are not all in place."""
-        return self.slower_because is not None or self.weights != IN_PLACE
+        return self.slower_because is not None or self.weights is not LoadedWeights.IN_PLACE
+
+    def table_row(self, result_count: int) -> tuple[object, ...]:
+        """Return the row of the table, with the number of results that were computed so."""
+        return (
+            self.model,
+            self.protocol,
+            self.training_form,
+            self.gradient_error,
+            self.update_error,
+            self.adapted_layers,
+            self.scored_by,
+            self.scoring_error,
+            self.weights.label,
+            self.slower_because,
+            result_count,
+        )
 
 
 COMPUTATION_COLUMNS = (
@@ -102,7 +122,7 @@ COMPUTATION_COLUMNS = (
     "scores off by",
     "weights",
     "slower because",
-    "cells",
+    "results",
 )
 
 
@@ -113,42 +133,41 @@ def _computation_table(cells: Iterable[CellRecord]) -> Table:
     )
     paths = sorted(cells_by_path, key=lambda path: (not path.is_odd, path.model))
     odd_cells = sum(cells_by_path[path] for path in paths if path.is_odd)
-    note = (
-        "Trained as: the fastest form that gave the model's own losses and gradients; distances are its largest"
-        " from them, before anything was trained by it."
+    table_note = (
+        "Trained as: the training code used. Off by: its largest deviation from the reference implementation,"
+        " measured before the training."
     )
     if odd_cells:
-        note = f"{odd_cells} of {cells_by_path.total()} cells took a slower path or have odd weights. {note}"
-    rows = [(*path, cells_by_path[path]) for path in paths]
-    return Table("How each model was computed", COMPUTATION_COLUMNS, rows, note)
+        odd_note = f"{odd_cells} of {cells_by_path.total()} results took a slower path or have unusual weights."
+        table_note = f"{odd_note} {table_note}"
+    table_rows = [path.table_row(cells_by_path[path]) for path in paths]
+    return Table("How each model was computed", COMPUTATION_COLUMNS, table_rows, table_note)
 
 
 def _computation_path(cell: CellRecord) -> ComputationPath:
-    training = cell.provenance.training or TrainingProvenance()
-    engine = cell.provenance.engine or EngineProvenance()
+    training = cell.provenance.training or TrainingFacts()
+    engine = cell.provenance.engine or EngineRecord()
     scorer = cell.provenance.scorer
-    reasons = [
-        f"{TrainingForm(form).words}: {reason}" for form, reason in training.not_taken.items()
-    ]
-    training_form = TrainingForm(training.form).words if training.form else None
+    reasons = [f"{form.words}: {reason}" for form, reason in training.not_taken.items()]
+    training_form = training.form.words if training.form else None
     return ComputationPath(
         model=cell.model,
         protocol=Protocol(cell.protocol).label,
         training_form=training_form,
         gradient_error=_format_error(training.gradient_error),
-        update_error=_format_error(training.update),
+        update_error=_format_error(training.update_error),
         adapted_layers=", ".join(training.targets) or None,
         scored_by=_describe_scoring(scorer),
         scoring_error=_format_error(engine.largest_scoring_error),
-        weights=engine.weights or IN_PLACE,
+        weights=engine.load.weights or LoadedWeights.IN_PLACE,
         slower_because="; ".join([*reasons, *scorer.fallbacks]) or None,
     )
 
 
-def _describe_scoring(scorer: ScorerProvenance) -> str | None:
-    paths = sorted(scorer.rows_by_path)
-    if scorer.layers == BY_HAND:
-        paths.append(BY_HAND)
+def _describe_scoring(scorer: ScorerNotes) -> str | None:
+    paths: list[str] = sorted(scorer.rows_by_route)
+    if scorer.layers is ScoringLayers.FUSED:
+        paths.append(scorer.layers.label)
     return ", ".join(paths) or None
 
 
@@ -159,10 +178,12 @@ def _format_error(error: float | None) -> str | None:
 # --- cost, data, models -----------------------------------------------------------------------------------------------
 
 
-def _find_price(data: ReportData) -> Price | None:
+def _find_price(report_data: ReportData) -> Price | None:
     """Return the price of an hour of the machine, as the latest study or the user's configuration has it."""
-    for study in reversed(data.evidence.study_files):
-        price = find_price(study.price, study.device)
+    devices = (cell.provenance.model.device for cell in report_data.cells)
+    computing_device = next((device for device in devices if device), None)
+    for study in reversed(report_data.evidence.study_files):
+        price = find_price(study.price, computing_device or study.device)
         if price is not None:
             return price
     return None
@@ -173,20 +194,20 @@ def _cost_table(cells: Iterable[CellRecord], price: Price | None) -> Table:
     seconds_by_protocol: dict[Protocol, list[float]] = {}
     for cell in cells:
         seconds_by_protocol.setdefault(Protocol(cell.protocol), []).append(cell.seconds)
-    all_seconds = [seconds for values in seconds_by_protocol.values() for seconds in values]
+    all_seconds = list(itertools.chain.from_iterable(seconds_by_protocol.values()))
     if not any(all_seconds):
         return Table("Cost", (), ())
-    columns: tuple[str, ...] = ("protocol", "results", "time")
+    column_names: tuple[str, ...] = ("protocol", "results", "time")
     if price is not None:
-        columns = (*columns, f"cost at {price}")
-    rows = []
+        column_names = (*column_names, f"cost at {price}")
+    table_rows = []
     groups = [
         (protocol.label, seconds) for protocol, seconds in sorted(seconds_by_protocol.items())
     ]
     for label, seconds in [*groups, ("in all", all_seconds)]:
         row = (label, len(seconds), format_duration(sum(seconds)))
-        rows.append(row if price is None else (*row, price.format(sum(seconds))))
-    return Table("Cost", columns, rows)
+        table_rows.append(row if price is None else (*row, price.format(sum(seconds))))
+    return Table("Cost", column_names, table_rows)
 
 
 def _data_table(cells: Iterable[CellRecord]) -> Table:
@@ -194,11 +215,11 @@ def _data_table(cells: Iterable[CellRecord]) -> Table:
     rows = set()
     for cell in cells:
         task = cell.provenance.task
-        examples = task.splits.used_by_split().values()
+        examples = task.used_by_split().values()
         fingerprint = task.fingerprint[:FINGERPRINT_CHARACTERS]
         rows.add((cell.task, cell.metric, *examples, fingerprint))
-    columns = ("task", "metric", "train", "validation", "test", "fingerprint")
-    return Table("Data", columns, sorted(rows, key=str))
+    column_names = ("task", "metric", "train", "validation", "test", "fingerprint")
+    return Table("Data", column_names, sorted(rows, key=str))
 
 
 def _model_table(cells: Iterable[CellRecord]) -> Table:
@@ -206,7 +227,9 @@ def _model_table(cells: Iterable[CellRecord]) -> Table:
     rows = set()
     for cell in cells:
         model = cell.provenance.model
-        precision = ", ".join(part for part in (model.dtype, model.quantise) if part)
+        precision = ", ".join(
+            precision_part for precision_part in (model.dtype, model.quantise) if precision_part
+        )
         rows.add(
             (
                 cell.model,
@@ -217,8 +240,8 @@ def _model_table(cells: Iterable[CellRecord]) -> Table:
                 model.fingerprint[:FINGERPRINT_CHARACTERS],
             )
         )
-    columns = ("model", "from", "revision", "precision", "device", "fingerprint")
-    return Table("Models", columns, sorted(rows, key=str))
+    column_names = ("model", "from", "revision", "precision", "device", "fingerprint")
+    return Table("Models", column_names, sorted(rows, key=str))
 
 
 def _distinct_mappings(mappings: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

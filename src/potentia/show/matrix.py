@@ -26,7 +26,7 @@ from potentia.analysis.stats import interval_of_score
 from potentia.store import CellRecord, LaneRecord
 from potentia.values.findings import Interval, short_names
 from potentia.values.metric import Metric
-from potentia.values.protocol import Protocol, in_order
+from potentia.values.protocol import Protocol, sort_protocols
 from potentia.values.scores import ItemOutcome
 from potentia.values.selection import Selection
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ModelAndTask = tuple[str, str]
 Z_95 = 1.96  # standard errors: the half-width of a 95 % interval
-# Parts of a selection that the page does not show: the lanes say them.
+# PageData of a selection that the page does not show: the lanes say them.
 SHOWN_BY_LANES = ("seeds", "failed_lanes", "validation_stderr", "validation_right")
 MAX_TEXT_CHARACTERS = 2_000  # of a prompt or an answer; the middle of longer ones is left out
 MAX_CHOICE_CHARACTERS = 300
@@ -58,7 +58,10 @@ class ShownScore(NamedTuple):
         measured = self.measured
         if measured is None:
             measured = Interval.around(self.value, Z_95 * self.stderr)
-        return (measured.format_error(digits=digits) or "").replace("± ", "±")
+        text = (measured.format_error(digits=digits) or "").replace("± ", "±")
+        if measured.low < 0:
+            return text
+        return text.strip("()").replace(" to ", "–")  # as narrow as the scores around it
 
 
 @dataclass(frozen=True)
@@ -158,12 +161,14 @@ def _digits_of(score: ShownScore) -> int:
 # --- the tables of the page -------------------------------------------------------------------------------------------
 
 
-def make_score_views(data: ReportData, answer: Answer, board_url: str) -> list[ScoreView]:
+def make_score_views(report_data: ReportData, answer: Answer, board_url: str) -> list[ScoreView]:
     """Return the scores by every protocol, the one that ranks first, and the gains over the first."""
-    empty_view = _make_shared_view(data, answer, board_url)
-    failed_protocols = (failure.protocol for failure in data.failures)
-    protocols = in_order(dict.fromkeys((*data.evidence.scores, *failed_protocols)))
-    cells_by_protocol = {protocol: _measured_scores(data, protocol) for protocol in protocols}
+    empty_view = _make_shared_view(report_data, answer, board_url)
+    failed_protocols = (failure.protocol for failure in report_data.failures)
+    protocols = sort_protocols(dict.fromkeys((*report_data.evidence.scores, *failed_protocols)))
+    cells_by_protocol = {
+        protocol: _measured_scores(report_data, protocol) for protocol in protocols
+    }
     views = [
         replace(
             empty_view,
@@ -172,15 +177,17 @@ def make_score_views(data: ReportData, answer: Answer, board_url: str) -> list[S
             protocol=protocol,
             cells=cells_by_protocol[protocol],
         )
-        for protocol in sorted(protocols, key=lambda protocol: protocol != data.main)
+        for protocol in sorted(
+            protocols, key=lambda protocol: protocol != report_data.ranking_protocol
+        )
     ]
-    first, *other_protocols = protocols
+    first_protocol, *other_protocols = protocols
     for protocol in other_protocols:
         label = f"gain, {protocol.label}" if len(protocols) > 2 else "gain"
         gains = _compute_gains(
-            cells_by_protocol[first],
+            cells_by_protocol[first_protocol],
             cells_by_protocol[protocol],
-            _measure_gain_errors(data, first, protocol),
+            _measure_gain_errors(report_data, first_protocol, protocol),
         )
         views.append(
             replace(
@@ -196,13 +203,13 @@ def make_score_views(data: ReportData, answer: Answer, board_url: str) -> list[S
 
 
 def _measure_gain_errors(
-    data: ReportData, before: Protocol, after: Protocol
+    report_data: ReportData, before: Protocol, after: Protocol
 ) -> dict[ModelAndTask, float]:
     """Return the standard errors of gains, paired where both scores are of the same stored examples."""
-    scores = data.evidence.scores
+    scores = report_data.evidence.scores
     if before not in scores or after not in scores:
         return {}
-    outcomes = data.evidence.outcomes
+    outcomes = report_data.evidence.outcomes
     matrix = scores[after]
     variance = measure_gain_variance(
         ScoresWithItems(scores[before], outcomes.get(before, {})),
@@ -232,7 +239,7 @@ def _compute_gains(
 
 
 def make_completed_view(
-    data: ReportData, answer: Answer, completion: Completion, board_url: str
+    report_data: ReportData, answer: Answer, completion: Completion, board_url: str
 ) -> ScoreView:
     """Return the matrix that the study will have: measured cells, and predicted ones with their intervals."""
     max_models = max(MIN_MODELS, MAX_CELLS // len(completion.tasks))
@@ -246,7 +253,7 @@ def make_completed_view(
         for row in order
     }
     return replace(
-        _make_shared_view(data, answer, board_url),
+        _make_shared_view(report_data, answer, board_url),
         models=tuple(completion.models[row] for row in order),
         tasks=completion.tasks,
         ranks=ranks,
@@ -255,7 +262,7 @@ def make_completed_view(
         id="completed",
         label=completion.protocol.label,
         protocol=completion.protocol,
-        cells=_complete_cells(_measured_scores(data, completion.protocol), completion),
+        cells=_complete_cells(_measured_scores(report_data, completion.protocol), completion),
     )
 
 
@@ -276,93 +283,95 @@ def _complete_cells(
     return cells
 
 
-def has_details(data: ReportData) -> bool:
+def has_details(report_data: ReportData) -> bool:
     """Whether some cell has more to show than its score: lanes, items, or how it was made."""
-    if data.items:
+    if report_data.items:
         return True
-    return any(cell.provenance.task.fingerprint for cell in data.cells)
+    return any(cell.provenance.task.fingerprint for cell in report_data.cells)
 
 
-def cells_context(data: ReportData, answer: Answer) -> dict[str, Any]:
+def cells_context(report_data: ReportData, answer: Answer) -> dict[str, Any]:
     """Return what the browser of single cells needs: which there are, and for a file what they hold, by model."""
-    models, tasks = list_models_and_tasks(data)
-    shown_models = list_shown_models(data, answer)
+    models, tasks = list_models_and_tasks(report_data)
+    shown_models = list_shown_models(report_data, answer)
 
     def make_index(board_url: str) -> dict[str, Any]:
         """Return for every protocol and model a row of noughts and ones over the tasks."""
-        existing = {(cell.protocol, cell.model, cell.task) for cell in data.cells}
-        names = models if board_url else shown_models
-        protocols = in_order(dict.fromkeys(cell.protocol for cell in data.cells))
+        existing = {(cell.protocol, cell.model, cell.task) for cell in report_data.cells}
+        model_names = models if board_url else shown_models
+        protocols = sort_protocols(dict.fromkeys(cell.protocol for cell in report_data.cells))
         rows_by_protocol = {}
         for protocol in protocols:
             rows = []
-            for model in names:
-                flags = ["1" if (protocol, model, task) in existing else "0" for task in tasks]
+            for model in model_names:
+                flags = [str(int((protocol, model, task) in existing)) for task in tasks]
                 rows.append("".join(flags))
             rows_by_protocol[protocol] = rows
         return {
-            "models": names,
+            "models": model_names,
             "tasks": tasks,
             "protocols": [{"name": protocol, "label": protocol.label} for protocol in protocols],
             "there": rows_by_protocol,
-            "main": data.main,
+            "main": report_data.ranking_protocol,
         }
 
     def collect_cells() -> dict[str, list[Any]]:
         """Return all cells by model, for the file; the board fetches a cell when it is looked at."""
         lanes_by_cell: dict[str | None, list[LaneRecord]] = {}
         only_models = shown_models if len(shown_models) < len(models) else None
-        for lane in data.evidence.lanes(only_models):
+        for lane in report_data.evidence.lanes(only_models):
             lanes_by_cell.setdefault(lane.cell, []).append(lane)
         cells_by_model: dict[str, list[Any]] = {model: [] for model in shown_models}
-        for cell in data.cells:
+        for cell in report_data.cells:
             if cell.model in cells_by_model:
                 lanes = lanes_by_cell.get(cell.key, ())
-                payload = cell_payload(cell, lanes, data.items.get(cell.key))
+                payload = cell_payload(cell, lanes, report_data.items.get(cell.key))
                 cells_by_model[cell.model].append(payload)
         return cells_by_model
 
-    return {"by_model": collect_cells, "index": make_index, "per_cell": data.items_per_cell}
+    return {"by_model": collect_cells, "index": make_index, "per_cell": report_data.items_per_cell}
 
 
-def list_models_and_tasks(data: ReportData) -> tuple[list[str], list[str]]:
+def list_models_and_tasks(report_data: ReportData) -> tuple[list[str], list[str]]:
     """Return every model and task that has a score or a failure, tasks in the order of the matrices."""
     models: list[str] = []
     tasks: list[str] = []
-    for matrix in data.evidence.scores.values():
+    for matrix in report_data.evidence.scores.values():
         models += matrix.models
         tasks += matrix.tasks
-    for failure in data.failures:
+    for failure in report_data.failures:
         models.append(failure.model)
         tasks.append(failure.task)
     return list(dict.fromkeys(models)), list(dict.fromkeys(tasks))
 
 
-def list_shown_models(data: ReportData, answer: Answer) -> list[str]:
+def list_shown_models(report_data: ReportData, answer: Answer) -> list[str]:
     """Return the models of the page: ranked ones first, of checkpoints in the order of their steps; no more than fit.
 
     A page of thousands of models would open in no browser; what is left out is told, and an export has it.
     """
-    models, tasks = list_models_and_tasks(data)
-    rank = {standing.model: number for number, standing in enumerate(answer.standings)}
-    models.sort(key=lambda name: (rank.get(name, len(rank)), name.casefold()))
-    if data.runs is not None:
-        checkpoints = [model for run in data.runs.runs for model in run.models]
-        checkpoint_position = {model: number for number, model in enumerate(checkpoints)}
+    models, tasks = list_models_and_tasks(report_data)
+    rank_by_model = {standing.model: position for position, standing in enumerate(answer.standings)}
+    models.sort(key=lambda name: (rank_by_model.get(name, len(rank_by_model)), name.casefold()))
+    if report_data.pretraining_runs is not None:
+        checkpoints: list[str] = []
+        for run in report_data.pretraining_runs.runs:
+            checkpoints.extend(run.models)
+        checkpoint_position = {model: position for position, model in enumerate(checkpoints)}
         models.sort(key=lambda name: checkpoint_position.get(name, len(checkpoint_position)))
     return models[: max(MIN_MODELS, MAX_CELLS // max(1, len(tasks)))]
 
 
-def _make_shared_view(data: ReportData, answer: Answer, board_url: str) -> ScoreView:
+def _make_shared_view(report_data: ReportData, answer: Answer, board_url: str) -> ScoreView:
     """Return what all views share: models and tasks in the order of the page, and what is known of them."""
     metric_by_task: dict[str, Metric] = {}
-    for matrix in data.evidence.scores.values():
+    for matrix in report_data.evidence.scores.values():
         metric_by_task.update(zip(matrix.tasks, matrix.metrics, strict=True))
     corpora = {task for task, metric in metric_by_task.items() if metric.is_text}
-    models = list_shown_models(data, answer)
-    _, tasks = list_models_and_tasks(data)
+    models = list_shown_models(report_data, answer)
+    _, tasks = list_models_and_tasks(report_data)
     tasks.sort(key=lambda task: task in corpora)  # corpora come after the tasks
-    background = data.evidence.background
+    background = report_data.evidence.background
     facts = {
         model: {
             "family": background.families.get(model, ""),
@@ -371,13 +380,16 @@ def _make_shared_view(data: ReportData, answer: Answer, board_url: str) -> Score
         for model in models
     }
     ranks: dict[str, tuple[float, float, float]] = {}
-    if data.runs is None and answer.board is not None:
+    if report_data.pretraining_runs is None and answer.board is not None:
         can_claim = (
             answer.board.ranking.can_claim
         )  # without errors an interval of ranks says nothing
         for standing in answer.standings:
             low, high = standing.rank_interval if can_claim else (math.nan, math.nan)
             ranks[standing.model] = (standing.rank, low, high)
+    failure_reasons = {}
+    for failure in report_data.failures:
+        failure_reasons[failure.model, failure.task, failure.protocol] = failure.reason
     return ScoreView(
         models=tuple(models),
         tasks=tuple(tasks),
@@ -385,11 +397,8 @@ def _make_shared_view(data: ReportData, answer: Answer, board_url: str) -> Score
         method=AGGREGATE_LABELS.get(answer.method, answer.method),
         higher_is_better={task: metric.higher_is_better for task, metric in metric_by_task.items()},
         facts=facts,
-        failed={
-            (failure.model, failure.task, failure.protocol): failure.reason
-            for failure in data.failures
-        },
-        address=partial(_address_of_cell, board_url) if has_details(data) else None,
+        failed=failure_reasons,
+        address=partial(_address_of_cell, board_url) if has_details(report_data) else None,
     )
 
 
@@ -401,9 +410,9 @@ def _address_of_cell(board_url: str, model: str, task: str, protocol: str) -> st
     return "#cell=" + "/".join(quote(part, safe="") for part in (model, task, protocol))
 
 
-def _measured_scores(data: ReportData, protocol: Protocol) -> dict[ModelAndTask, ShownScore]:
+def _measured_scores(report_data: ReportData, protocol: Protocol) -> dict[ModelAndTask, ShownScore]:
     """Return the measured scores of a protocol."""
-    matrix = data.evidence.scores.get(protocol)
+    matrix = report_data.evidence.scores.get(protocol)
     if matrix is None:
         return {}
     return {
@@ -424,7 +433,10 @@ def cell_payload(
 ) -> dict[str, Any]:
     """Return one cell as plain values for the page or the API: score, what validation chose, lanes, items."""
     score = cell.score
-    examples_by_split = cell.provenance.task.splits.used_by_split()
+    examples_by_split = cell.provenance.task.used_by_split()
+    scores_by_metric: dict[str, list[float | None]] = {}
+    for metric_name, metric_score in cell.scores.items():
+        scores_by_metric[metric_name] = [_round(metric_score.value), _round(metric_score.stderr)]
     payload: dict[str, Any] = {
         "key": cell.key,
         "model": cell.model,
@@ -437,10 +449,7 @@ def cell_payload(
         "error": interval_of_score(score).format_error(),
         "n": score.n,
         "higher_is_better": score.higher_is_better,
-        "scores": {
-            name: [_round(one_score.value), _round(one_score.stderr)]
-            for name, one_score in cell.scores.items()
-        },
+        "scores": scores_by_metric,
         "seconds": round(cell.seconds, 2),
         "direct": _finite_or_none(cell.direct_value),
         "gain": _finite_or_none(cell.gain),
@@ -452,7 +461,7 @@ def cell_payload(
         "right": None,
     }
     if items is not None:
-        payload["items"] = [item_payload(item) for item in items.outcomes]
+        payload["items"] = [item_payload(outcome) for outcome in items.outcomes]
         payload["total"] = items.total
         payload["right"] = items.right
     if with_provenance:
@@ -466,11 +475,12 @@ def selection_payload(selection: Selection) -> dict[str, Any]:
     if selection.search is not None:
         payload["search"] = selection.search.label
         payload["may_have_more"] = selection.may_have_more
-    return {
-        name: value
-        for name, value in payload.items()
-        if name not in SHOWN_BY_LANES and value not in (None, [], {}, 0)
-    }
+    shown_fields = {}
+    for field_name, value in payload.items():
+        is_empty = value in (None, [], {}, 0)
+        if field_name not in SHOWN_BY_LANES and not is_empty:
+            shown_fields[field_name] = value
+    return shown_fields
 
 
 def lane_payload(lane: LaneRecord) -> dict[str, Any]:
@@ -491,16 +501,16 @@ def lane_payload(lane: LaneRecord) -> dict[str, Any]:
     }
 
 
-def item_payload(item: ItemOutcome) -> dict[str, Any]:
+def item_payload(outcome: ItemOutcome) -> dict[str, Any]:
     """Return one item: what was asked, what was right, what the model chose and how sure it was."""
-    choices = item.detail.get("choices")
-    logprobs = item.detail.get("logprobs")
+    choices = outcome.detail.get("choices")
+    logprobs = outcome.detail.get("logprobs")
     payload: dict[str, Any] = {
-        "id": item.doc_id,
-        "value": _round(item.value),
-        "prompt": shorten_text(str(item.detail.get("prompt", ""))),
-        "gold": shorten_text(item.gold),
-        "prediction": shorten_text(item.prediction),
+        "id": outcome.doc_id,
+        "value": _round(outcome.value),
+        "prompt": shorten_text(str(outcome.detail.get("prompt", ""))),
+        "gold": shorten_text(outcome.gold),
+        "prediction": shorten_text(outcome.prediction),
     }
     if isinstance(choices, Sequence) and not isinstance(choices, str):
         payload["choices"] = [
@@ -521,20 +531,25 @@ def filter_items(
         is_right = item.value > 0.5
         return outcome == "all" or is_right == (outcome == "right")
 
-    def has_query(item: ItemOutcome) -> bool:
-        texts = (str(item.detail.get("prompt", "")), item.gold, item.prediction, str(item.doc_id))
+    def has_query(outcome: ItemOutcome) -> bool:
+        texts = (
+            str(outcome.detail.get("prompt", "")),
+            outcome.gold,
+            outcome.prediction,
+            str(outcome.doc_id),
+        )
         return any(folded_query in text.casefold() for text in texts)
 
-    return [item for item in items if has_outcome(item) and has_query(item)]
+    return [outcome for outcome in items if has_outcome(outcome) and has_query(outcome)]
 
 
 def shorten_text(text: str, max_characters: int = MAX_TEXT_CHARACTERS) -> str:
     """Leave out the middle of a long text."""
     if len(text) <= max_characters:
         return text
-    half = max_characters // 2
-    left_out = len(text) - 2 * half
-    return f"{text[:half]}\n… {left_out:,} characters left out …\n{text[-half:]}"
+    half_length = max_characters // 2
+    left_out = len(text) - 2 * half_length
+    return f"{text[:half_length]}\n… {left_out:,} characters left out …\n{text[-half_length:]}"
 
 
 def _finite_or_none(value: float | None) -> float | None:

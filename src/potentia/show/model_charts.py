@@ -6,6 +6,7 @@ The alignment (appendix C of the train-before-test paper) undoes the crossings t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,22 +41,24 @@ class TaskRankChange:
 # --- ranks ------------------------------------------------------------------------------------------------------------
 
 
-def rank_charts(data: ReportData) -> list[Bump]:
+def rank_charts(report_data: ReportData) -> list[Bump]:
     """Return direct → tuned over all tasks, on each task where a model moves, then the alignments of two tasks."""
-    if data.rankings is None:
+    if report_data.rankings is None:
         return []
     charts: list[Bump] = []
-    if data.first != data.main:
-        task_charts, note = _charts_by_task(data)
+    if report_data.baseline_protocol != report_data.ranking_protocol:
+        task_charts, note = _charts_by_task(report_data)
         overall = _chart_over_all_tasks(
-            data.rankings.overall.get(data.first), data.rankings.overall.get(data.main), note
+            report_data.rankings.overall.get(report_data.baseline_protocol),
+            report_data.rankings.overall.get(report_data.ranking_protocol),
+            note,
         )
         if overall is not None:
             charts.append(overall)
         charts += task_charts
-    for alignment in data.rankings.alignment.values():
+    for alignment in report_data.rankings.alignment.values():
         charts += [chart for chart in alignment.charts() if isinstance(chart, Bump)]
-    families = data.evidence.background.families
+    families = report_data.evidence.background.families
     return [_keep_best_models(_color_by_family(chart, families)) for chart in charts]
 
 
@@ -71,20 +74,22 @@ def _keep_best_models(chart: Bump) -> Bump:
     if models <= MAX_MODELS_RANKED:
         return chart
     final_ranks = np.nan_to_num(chart.ranks[:, -1], nan=np.inf)
-    best = np.sort(np.argsort(final_ranks, kind="stable")[:MAX_MODELS_RANKED])
+    best_rows = np.sort(np.argsort(final_ranks, kind="stable")[:MAX_MODELS_RANKED])
     groups: tuple[str, ...] = ()
     if chart.groups:
-        groups = tuple(chart.groups[row] for row in best)
+        groups = tuple(chart.groups[row] for row in best_rows)
     return replace(
         chart,
-        models=tuple(chart.models[row] for row in best),
-        ranks=chart.ranks[best],
+        models=tuple(chart.models[row] for row in best_rows),
+        ranks=chart.ranks[best_rows],
         groups=groups,
         caption=f"{chart.caption} The first {MAX_MODELS_RANKED} of {models:,} models.",
     )
 
 
-def _chart_over_all_tasks(before: Ranking | None, after: Ranking | None, note: str) -> Bump | None:
+def _chart_over_all_tasks(
+    before: Ranking | None, after: Ranking | None, chart_note: str
+) -> Bump | None:
     """Join the two overall rankings; both are made by the same rule."""
     if before is None or after is None or len(after.tasks) < 2:
         return None
@@ -92,20 +97,21 @@ def _chart_over_all_tasks(before: Ranking | None, after: Ranking | None, note: s
     if len(models) < 2:
         return None
     ranks = [[before.rank_of(model), after.rank_of(model)] for model in models]
+    caption = f"Ranks over all tasks, as in the answer: by the {after.method.label}, since {after.reason}."
     return Bump(
         name="bump-all-tasks",
         title=f"{before.protocol.label} → {after.protocol.label}: all tasks",
-        caption=f"Ranks over all tasks, as in the answer: by the {after.method.label}, since {after.reason}.{note}",
+        caption=caption + chart_note,
         models=tuple(models),
         columns=(before.protocol.label, after.protocol.label),
         ranks=np.array(ranks, dtype=np.float64),
     )
 
 
-def _charts_by_task(data: ReportData) -> tuple[list[Bump], str]:
+def _charts_by_task(report_data: ReportData) -> tuple[list[Bump], str]:
     """Return the charts of tasks on which a model moves by more than noise, and a note on the other tasks."""
-    before = data.evidence.planned[data.first].benchmarks()
-    after = data.evidence.planned[data.main].benchmarks()
+    before = report_data.evidence.final_scores[report_data.baseline_protocol].benchmarks()
+    after = report_data.evidence.final_scores[report_data.ranking_protocol].benchmarks()
     models = [model for model in after.models if model in before.models]
     tasks: list[str] = []
     if len(models) > 1:
@@ -122,39 +128,41 @@ def _charts_by_task(data: ReportData) -> tuple[list[Bump], str]:
     moving = [change for change in changes if change.moved_models]
     by_movement = sorted(range(len(moving)), key=lambda number: -moving[number].moved_models)
     shown_numbers = sorted(by_movement[:MAX_TASK_CHARTS])
-    note = ""
+    chart_note = ""
     unmoved = len(changes) - len(moving)
     if unmoved:
-        note = f" On {unmoved} of {len(tasks)} tasks no model changes its rank by more than test noise."
+        chart_note = f" On {unmoved} of {len(tasks)} tasks no model changes its rank by more than test noise."
     if len(moving) > len(shown_numbers):
-        note += f" Charts of single tasks: the {len(shown_numbers)} on which most models move."
-    return [moving[number].chart for number in shown_numbers], note
+        chart_note += (
+            f" Charts of single tasks: the {len(shown_numbers)} on which most models move."
+        )
+    return [moving[position].chart for position in shown_numbers], chart_note
 
 
 def _compare_ranks_on_task(
     task: str, before: ScoreMatrix, after: ScoreMatrix
 ) -> TaskRankChange | None:
     """Align the two protocols as if they were two tasks; None where a standard error is missing."""
-    names = (before.protocol.label, after.protocol.label)
+    protocol_labels = (before.protocol.label, after.protocol.label)
     joined = ScoreMatrix.build(
         before.models,
-        names,
+        protocol_labels,
         np.concatenate([before.oriented(), after.oriented()], axis=1),
         stderr=np.concatenate([before.stderr, after.stderr], axis=1),
         protocol=task,
     )
-    complete = joined.complete()
+    complete = joined.drop_incomplete_models()
     if complete.shape[0] < 2 or not np.isfinite(complete.stderr).all():
         return None
-    aligned = align_rankings(joined, *names)
+    aligned = align_rankings(joined, *protocol_labels)
     chart = aligned.charts()[0]
     assert isinstance(chart, Bump)
     caption = (
         f"{aligned.moved} of {len(aligned.models)} models change rank by more than test noise; Kendall's τ "
         f"{_format_tau(aligned.tau)} as measured, {_format_tau(aligned.aligned_tau)} aligned."
-        " Crossings that noise could explain are undone."
+        " Rank changes within noise are not drawn."
     )
-    title = f"{names[0]} → {names[1]}: {task}"
+    title = f"{protocol_labels[0]} → {protocol_labels[1]}: {task}"
     return TaskRankChange(
         replace(chart, name=f"bump-{task}", title=title, caption=caption), aligned.moved
     )
@@ -168,35 +176,43 @@ def _format_tau(tau: float) -> str:
 # --- evidence ---------------------------------------------------------------------------------------------------------
 
 
-def evidence_maps(data: ReportData) -> dict[Protocol, EvidenceMap]:
+def evidence_maps(report_data: ReportData) -> dict[Protocol, EvidenceMap]:
     """Return the evidence between every two models, the most prepared protocol first, models by rank."""
     position: dict[str, int] = {}
-    ranking = None if data.rankings is None else data.rankings.overall.get(data.main)
+    ranking = (
+        None
+        if report_data.rankings is None
+        else report_data.rankings.overall.get(report_data.ranking_protocol)
+    )
     if ranking is not None:
-        position = {model: number for number, model in enumerate(ranking.models)}
-    maps = {}
-    for protocol, matrix in reversed(data.evidence.planned.items()):
+        position = {model: model_position for model_position, model in enumerate(ranking.models)}
+    map_by_protocol = {}
+    for protocol, matrix in reversed(report_data.evidence.final_scores.items()):
         models = sorted(matrix.models, key=lambda model: position.get(model, len(position)))
         evidence_map = map_evidence(
             matrix.select(models=models[:MAX_MODELS_COMPARED]),
-            data.evidence.outcomes.get(protocol),
+            report_data.evidence.outcomes.get(protocol),
+            report_data.evidence.background.task_groups,
         )
         if evidence_map is not None:
-            maps[protocol] = evidence_map
-    return maps
+            map_by_protocol[protocol] = evidence_map
+    return map_by_protocol
 
 
 def evidence_chart(evidence_map: EvidenceMap, models: int) -> Heatmap:
-    """Draw the share of tasks that the model of a row wins minus the share that it loses, significant ones alone."""
+    """Draw the share of tasks that the model of a row wins minus the share that it loses.
+
+    It counts differences with p below the level, not corrected for many.
+    """
     wins, losses, ties = evidence_map.count_outcomes()
     compared = wins + losses + ties
     shown_models = len(evidence_map.models)
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.where(compared > 0, (wins - losses) / compared, np.nan)
-    first, second = np.triu_indices(shown_models, 1)
+    first_of_pair, second_of_pair = np.triu_indices(shown_models, 1)
     balance = np.full((shown_models, shown_models), np.nan)
-    balance[first, second] = share
-    balance[second, first] = -share
+    balance[first_of_pair, second_of_pair] = share
+    balance[second_of_pair, first_of_pair] = -share
     left_out = ""
     if models > shown_models:
         left_out = f" The first {shown_models} of {models} models."
@@ -205,9 +221,9 @@ def evidence_chart(evidence_map: EvidenceMap, models: int) -> Heatmap:
     return Heatmap(
         f"evidence-{evidence_map.protocol}",
         f"Evidence over {task_count} {tasks}: {evidence_map.protocol.label}",
-        f"Share of tasks won minus share lost by the model of the row, counting only differences that are significant "
-        f"({100 * (1 - evidence_map.level):.0f} % level). Blue: more won; orange: more lost; faint: as many won as"
-        f" lost, or the tests cannot tell.{left_out}",
+        f"Share of tasks won minus share lost by the model of the row, counting only differences with p below "
+        f"{100 * (1 - evidence_map.level):.0f} %, not corrected for many. Blue: more won; orange: more lost; faint: as "
+        f"many won as lost, or the tests cannot tell.{left_out}",
         rows=evidence_map.models,
         columns=evidence_map.models,
         values=balance,
@@ -221,7 +237,7 @@ def evidence_chart(evidence_map: EvidenceMap, models: int) -> Heatmap:
 
 def evidence_payload(evidence_map: EvidenceMap) -> dict[str, Any]:
     """Return every pair (as in ``triu_indices``) on every task: difference, p, whether Benjamini–Hochberg keeps it."""
-    is_significant = np.isfinite(evidence_map.p) & (evidence_map.p <= evidence_map.critical)
+    is_kept = np.isfinite(evidence_map.p) & (evidence_map.p <= evidence_map.critical)
     return {
         "protocol": evidence_map.protocol,
         "label": evidence_map.protocol.label,
@@ -231,11 +247,19 @@ def evidence_payload(evidence_map: EvidenceMap) -> dict[str, Any]:
         "level": evidence_map.level,
         "difference": [_short_numbers(row.tolist()) for row in evidence_map.difference],
         "p": [_short_numbers(row.tolist()) for row in evidence_map.p],
-        "kept": ["".join("1" if flag else "0" for flag in row) for row in is_significant],
+        "kept": [_mark_flags(row) for row in is_kept],
         "pairs": [list(row) for row in evidence_map.pair_rows()],
     }
 
 
 def _short_numbers(values: list[float]) -> list[float | None]:
     """Round to three digits, so that the page stays small; None where nothing is known."""
-    return [float(f"{value:.3g}") if math.isfinite(value) else None for value in values]
+    short_numbers: list[float | None] = []
+    for value in values:
+        short_numbers.append(float(f"{value:.3g}") if math.isfinite(value) else None)
+    return short_numbers
+
+
+def _mark_flags(flags: Iterable[bool]) -> str:
+    """Write flags as digits, 1 for yes and 0 for no: the page reads a row as one text."""
+    return "".join("1" if flag else "0" for flag in flags)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import json
 import math
 import re
@@ -20,27 +21,28 @@ from typing import Any
 
 from markupsafe import Markup
 
+from potentia.analysis.rankings import describe_preparation
 from potentia.show.drawing import inline_svg
 from potentia.timing import format_duration
 from potentia.values.findings import (
-    Cell,
     Chart,
     Finding,
     Table,
+    TableValue,
     drop_empty_columns,
     format_cell,
-    jsonable,
-    on_one_scale,
-    slug,
+    make_slug,
+    put_on_one_scale,
+    to_json_values,
 )
 from potentia.values.protocol import Protocol
+from potentia.values.wording import format_count, set_signs, set_signs_of_cell
 
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "evidence.js", "cells.js", "live.js")
 STYLES = ("report.css", "chart.css")
 WIDE_DRAWING = 580  # pixels; a wider drawing has a row of its own
 MAX_FIGURES_SHOWN = 6  # of a section of findings; the rest is folded
 MAX_TABLE_ROWS = 300  # of a table in the page
-NAME_TAIL = 9  # letters at the end of a name that are never cut
 LARGE_JSON = 6_000  # characters, from which on a value is packed
 
 
@@ -61,8 +63,8 @@ class Section:
     context: Mapping[str, Any] = field(default_factory=dict)  # of the template
     heading: str = ""  # a few words beside the title
 
-    def html(self, parts: Parts) -> str:
-        """Write the section; ``parts`` takes its data."""
+    def html(self, page_data: PageData) -> str:
+        """Write the section; ``page_data`` takes the values that are unpacked by need."""
         informative_tables = []
         for table in self.tables:
             informative = drop_empty_columns(table)
@@ -75,7 +77,7 @@ class Section:
             figures=make_figures(self.charts),
             more=make_figures(self.folded_charts),
             tables=informative_tables,
-            parts=parts,
+            page_data=page_data,
             **self.context,
         )
 
@@ -88,7 +90,7 @@ def of_findings(
     *,
     heading: str = "",
 ) -> Section | None:
-    """Show findings one after the other, with their problems; some have a chart for every task, and most are folded."""
+    """Show findings in a row, with their problems; charts beyond the first ``MAX_FIGURES_SHOWN`` are folded."""
     present_findings = [finding for finding in findings if finding is not None]
     if not present_findings:
         return None
@@ -110,12 +112,12 @@ def of_findings(
 
 def charts_of(findings: Iterable[Finding]) -> list[Chart]:
     """Return the charts of findings, one after the other."""
-    return [chart for finding in findings for chart in finding.charts()]
+    return list(itertools.chain.from_iterable(finding.charts() for finding in findings))
 
 
 def tables_of(findings: Iterable[Finding]) -> list[Table]:
     """Return the tables of findings, one after the other."""
-    return [table for finding in findings for table in finding.tables()]
+    return list(itertools.chain.from_iterable(finding.tables() for finding in findings))
 
 
 # --- templates --------------------------------------------------------------------------------------------------------
@@ -138,13 +140,16 @@ def environment() -> Any:
         embed=embed,
         setting=format_setting,
         whole=keep_names_whole,
-        named=cut_in_middle,
         prose=format_prose,
         protocol=lambda name: Protocol(name).label,
+        phrase=lambda name: Protocol(name).phrase,
+        prepared=describe_scores,
         table=html_table,
-        sentences=lambda text: re.split(r"(?<=[\w)]\.) ", text, maxsplit=1),
+        sentences=lambda text: re.split(
+            r"(?<=[\w)]\.) ", keep_numbers_with_units(text), maxsplit=1
+        ),
     )
-    templates.globals.update(count=count)
+    templates.globals.update(count=format_count)
     return templates
 
 
@@ -154,68 +159,76 @@ def render(template: str, **context: Any) -> str:
 
 
 @cache
-def asset(name: str) -> str:
+def asset(file_name: str) -> str:
     """Return one of our own scripts or style sheets."""
-    return resources.files("potentia.show").joinpath("assets", name).read_text(encoding="utf-8")
+    return (
+        resources.files("potentia.show").joinpath("assets", file_name).read_text(encoding="utf-8")
+    )
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-def unbroken(sentence: str) -> str:
+def keep_numbers_with_units(sentence: str) -> str:
     """Keep a number with its sign: 95 %, 0.61 ± 0.02, −0.006."""
-    sentence = re.sub(r"(?<![\w.-])-(?=\d)", "−", sentence)
-    return sentence.replace(" %", "\u00a0%").replace(" ± ", "\u00a0±\u00a0")
+    return _keep_together(set_signs(sentence))
 
 
-def percent(share: float) -> str:
+def _keep_together(text: str) -> str:
+    """Let no line end between a number and its unit or its error."""
+    return text.replace(" %", "\u00a0%").replace(" ± ", "\u00a0±\u00a0")
+
+
+def describe_scores(protocol_name: str) -> str:
+    """Say in a caption which scores are meant: those after the same fine-tuning, before it, or by 5-shot."""
+    protocol = Protocol(protocol_name)
+    if protocol.kind == "direct":
+        return "before fine-tuning"
+    if protocol.tuned:
+        return describe_preparation(protocol)
+    return f"by {protocol.label}"
+
+
+def format_percent(share: float) -> str:
     """Write a share: 73 %."""
     return f"{100 * share:.0f}\u00a0%"
 
 
-def chance(probability: float) -> str:
+def format_chance(probability: float) -> str:
     """Write a probability: never 100 %."""
     if probability > 0.995:
         return "over 99\u00a0%"
-    return percent(probability)
+    return format_percent(probability)
 
 
-def format_setting(value: object) -> str:
+def format_setting(setting: object) -> str:
     """Write one field of a recipe: yes or no, 32 instead of 32.0, lists in a row, and default where nothing was set."""
-    if value is None:
+    if setting is None:
         return "default"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(format_setting, value))
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, bool):
-        return format_cell(value)
-    return str(value)
-
-
-def count(number: int, singular: str, plural: str | None = None) -> str:
-    """Write a number with its noun: 1 model, 61 models."""
-    noun = singular
-    if number != 1:
-        noun = plural or f"{singular}s"
-    return f"{number:,} {noun}"
+    if isinstance(setting, (list, tuple)):
+        return ", ".join(map(format_setting, setting))
+    if isinstance(setting, float):
+        return f"{setting:g}"
+    if isinstance(setting, bool):
+        return format_cell(setting)
+    return str(setting)
 
 
 def _tag_every_second(texts: Sequence[str], start_tag: str) -> Markup:
     """Join texts, every second one inside a tag."""
     end_tag = start_tag.split()[0]
     parts = []
-    for number, text in enumerate(texts):
-        if number % 2:
+    for text_number, text in enumerate(texts):
+        if text_number % 2:
             parts.append(f"<{start_tag}>{escape(text)}</{end_tag}>")
         else:
             parts.append(escape(text))
     return Markup("".join(parts))
 
 
-def keep_names_whole(text: str, names: Iterable[str]) -> Markup:
+def keep_names_whole(text: str, whole_names: Iterable[str]) -> Markup:
     """Write a sentence so that no model's name is broken between two lines."""
-    longest_first = sorted(set(names), key=len, reverse=True)
+    longest_first = sorted(set(whole_names), key=len, reverse=True)
     texts = [text]
     if longest_first:
         alternatives = "|".join(map(re.escape, longest_first))
@@ -224,15 +237,10 @@ def keep_names_whole(text: str, names: Iterable[str]) -> Markup:
 
 
 def format_prose(text: str) -> Markup:
-    """Write a sentence in which `this` is code."""
-    return _tag_every_second(text.split("`"), "code")
-
-
-def cut_in_middle(name: str) -> Markup:
-    """Write a name that is cut in its middle where there is no room: its end tells it from its sisters."""
-    return Markup('<span class="cut"><span>{}</span><span>{}</span></span>').format(
-        name[:-NAME_TAIL], name[-NAME_TAIL:]
-    )
+    """Write a sentence in which `this` is code; only what is no code gets its signs set."""
+    texts = text.split("`")
+    texts[::2] = map(keep_numbers_with_units, texts[::2])
+    return _tag_every_second(texts, "code")
 
 
 # --- figures and tables -----------------------------------------------------------------------------------------------
@@ -241,24 +249,26 @@ def cut_in_middle(name: str) -> Markup:
 def make_figures(charts: Iterable[Chart]) -> list[dict[str, Any]]:
     """Return what the figure template needs of every chart that has something to see: words, and the drawing."""
     groups: dict[object, list[Chart]] = {}  # what is compared stands side by side
-    for number, chart in enumerate(on_one_scale(chart for chart in charts if chart.has_content)):
-        group = (type(chart), chart.group) if chart.group else number
+    for figure_number, chart in enumerate(
+        put_on_one_scale(chart for chart in charts if chart.has_content)
+    ):
+        group = (type(chart), chart.group) if chart.group else figure_number
         groups.setdefault(group, []).append(chart)
     figures = []
     for group_charts in groups.values():
-        for number, chart in enumerate(group_charts):
+        for figure_number, chart in enumerate(group_charts):
             svg, width = inline_svg(chart)
             layout = ""
             if width > WIDE_DRAWING:
                 layout = "wide"
-            elif chart.group and number % 2 == 0:
+            elif chart.group and figure_number % 2 == 0:
                 layout = "left"
             figures.append({"chart": chart, "svg": Markup(svg), "place": layout})
     return figures
 
 
 def html_table(table: Table) -> Markup:
-    """Return a table as HTML; a number that is shown in fewer digits carries six, for sorting and for the CSV."""
+    """Return a table as HTML, of at most ``MAX_TABLE_ROWS`` rows; a note below says how many more there are."""
     classes = []
     for column in range(len(table.columns)):
         is_numeric = any(isinstance(row[column], (int, float)) for row in table.rows)
@@ -274,27 +284,34 @@ def html_table(table: Table) -> Markup:
             for cell, class_ in zip(row, classes, strict=True)
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    note = table.note
+    table_note = table.note
     hidden_rows = len(table.rows) - MAX_TABLE_ROWS
     if hidden_rows > 0:
-        note = f"{hidden_rows:,} more rows: `potentia analyze … --figures tables.csv`. {note}"
-    caption = f"<p class=caption>{format_prose(note)}</p>" if note else ""
+        table_note = (
+            f"{hidden_rows:,} more rows: `potentia analyze … --figures tables.csv`. {table_note}"
+        )
+    caption = f"<p class=caption>{format_prose(table_note)}</p>" if table_note else ""
     return Markup(
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{caption}"
     )
 
 
-def _html_cell(cell: Cell, digits: int, class_: str) -> str:
-    """Write one cell as the command line does, thousands apart."""
-    text = _format_cell(cell, digits)
-    full_text = text
+def _html_cell(cell: TableValue, digits: int, class_: str) -> str:
+    """Write one cell as the command line does, thousands apart.
+
+    A number that is shown in fewer digits carries six (``data-v``), for sorting and for the CSV; so does one with a
+    minus sign, which a spreadsheet would not read.
+    """
+    cell_text = _format_cell(cell, digits)
+    full_text = cell_text
     if isinstance(cell, float) and math.isfinite(cell):
         full_text = f"{cell:.6g}"
-    value = "" if full_text == text else f' data-v="{full_text}"'
-    return f"<td{class_}{value}>{escape(text)}</td>"
+    cell_text = _keep_together(set_signs_of_cell(cell_text))
+    sort_attribute = "" if full_text == cell_text else f' data-v="{full_text}"'
+    return f"<td{class_}{sort_attribute}>{escape(cell_text)}</td>"
 
 
-def _format_cell(cell: Cell, digits: int) -> str:
+def _format_cell(cell: TableValue, digits: int) -> str:
     if type(cell) is int:
         return f"{cell:,}"
     if isinstance(cell, float) and not math.isfinite(cell):
@@ -305,40 +322,44 @@ def _format_cell(cell: Cell, digits: int) -> str:
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-class Parts:
-    """Takes the values of a page and returns the elements that carry them; ``live`` is the board's address."""
+class PageData:
+    """Takes the values of a page and returns the elements that carry them.
 
-    def __init__(self, live: str = "") -> None:
-        self.live = live
-        self.kept: dict[str, bytes] = {}  # name → packed JSON, for the board to serve
+    ``board_url`` is where the board serves the page; it is empty in a file.
+    """
+
+    def __init__(self, board_url: str = "") -> None:
+        self.board_url = board_url
+        self.packed_values: dict[str, bytes] = {}  # by name, for the board to serve
 
     def script(self, value: Any, name: str, *, kind: str = "", label: str = "") -> Markup:
         """Return the element with this id (or class, where ``kind`` is given) that carries the value."""
-        text = to_json(value)
+        json_text = to_json(value)
         attributes = f'class="{escape(kind)}"' if kind else f'id="{escape(name)}"'
         if label:
             attributes += f' data-label="{escape(label)}"'
-        if len(text) < LARGE_JSON:
+        if len(json_text) < LARGE_JSON:
             return Markup(f'<script type="application/json" {attributes}>{embed(value)}</script>')
-        packed = gzip.compress(text.encode("utf-8"), compresslevel=6, mtime=0)
-        if self.live:
-            source = escape(f"{self.live}/data/{self._keep(name, packed)}")
+        packed = gzip.compress(json_text.encode("utf-8"), compresslevel=6, mtime=0)
+        if self.board_url:
+            source = escape(f"{self.board_url}/data/{self._add_packed_value(name, packed)}")
             return Markup(
                 f'<script type="application/json" {attributes} data-from="{source}"></script>'
             )
         encoded = base64.b64encode(packed).decode("ascii")
         return Markup(f'<script type="text/plain" {attributes} data-packed>{encoded}</script>')
 
-    def _keep(self, name: str, packed: bytes) -> str:
-        """Keep a packed value for the board under a name of its own, and return that name."""
-        key = slug(name)
-        namesakes = sum(
-            kept_name == key or kept_name.startswith(f"{key}.") for kept_name in self.kept
-        )
+    def _add_packed_value(self, name: str, packed: bytes) -> str:
+        """Add a packed value for the board to serve, and return its name there, which no other value has."""
+        address = make_slug(name)
+        namesakes = 0
+        for other in self.packed_values:
+            if other == address or other.startswith(f"{address}."):
+                namesakes += 1
         if namesakes:
-            key = f"{key}.{namesakes + 1}"
-        self.kept[key] = packed
-        return key
+            address = f"{address}.{namesakes + 1}"
+        self.packed_values[address] = packed
+        return address
 
 
 def to_json(value: Any) -> str:
@@ -347,13 +368,13 @@ def to_json(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError):
         return json.dumps(
-            jsonable(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False
+            to_json_values(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False
         )
 
 
 def embed(value: Any) -> Markup:
     """Write a value as JSON that is safe inside a ``script`` element: no ``<`` survives, so no tag can end it."""
-    text = to_json(value)
+    json_text = to_json(value)
     for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
+        json_text = json_text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(json_text)

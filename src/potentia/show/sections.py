@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +41,7 @@ from potentia.show.model_charts import evidence_chart, evidence_maps, evidence_p
 from potentia.show.page import (
     SCRIPTS,
     STYLES,
-    Parts,
+    PageData,
     Section,
     asset,
     charts_of,
@@ -60,40 +61,52 @@ SectionMaker = Callable[[ReportData], Section | None]
 
 def write_report(
     source: str | Path,
-    out: Path,
+    report_path: Path,
     *,
     study: str | None = None,
     items: int | None = None,
     facts: Path | None = None,
     options: ReportOptions | None = None,
 ) -> Path:
-    """Write the report of a store or of any file of scores into one HTML file, and return the file."""
+    """Write the report of a store or of any file of scores into one HTML file, and return the file.
+
+    Args:
+        source: A store, or any file of scores.
+        report_path: The HTML file.
+        study: A study of the store; else the one opened last.
+        items: How many examples of each result to show; 40 where absent.
+        facts: A CSV of what is known of the models.
+        options: Tasks to leave out, scores of other models to predict with, and the like.
+
+    Example:
+        >>> potentia.write_report("potentia.db", "report.html")
+    """
     evidence = read(source, study=study, facts=facts)
-    return save_report(make_report(evidence, items=items, options=options), out)
+    return save_report(make_report(evidence, items=items, options=options), report_path)
 
 
-def save_report(data: ReportData, out: Path) -> Path:
+def save_report(report_data: ReportData, report_path: Path) -> Path:
     """Write the report of data already read."""
-    out = Path(out)
-    if out.is_dir():
+    report_path = Path(report_path)
+    if report_path.is_dir():
         raise InputError(
             "this is a folder",
-            where=str(out),
-            hint=f"give a file, for example {out / 'report.html'}",
+            where=str(report_path),
+            hint=f"give a file, for example {report_path / 'report.html'}",
         )
-    page = report_page(data)
+    page = report_page(report_data)
     try:
-        write_file(out, page)
+        write_file(report_path, page)
     except OSError as error:
         raise InputError(
-            f"the report cannot be written: {error.strerror}", where=str(out)
+            f"the report cannot be written: {error.strerror}", where=str(report_path)
         ) from error
-    return out
+    return report_path
 
 
-def report_page(data: ReportData) -> str:
+def report_page(report_data: ReportData) -> str:
     """Return the whole page. Its own policy lets no other script run, whatever the scores contain."""
-    script = "\n".join(asset(name) for name in SCRIPTS)
+    script = "\n".join(asset(asset_name) for asset_name in SCRIPTS)
     digest = hashlib.sha256(script.encode("utf-8")).digest()
     script_hash = base64.b64encode(digest).decode("ascii")
     policy = (
@@ -102,24 +115,32 @@ def report_page(data: ReportData) -> str:
     )
     return render(
         "report.html",
-        title=data.evidence.title,
-        made=data.made,
-        source=data.evidence.source,
-        sections=build_sections(data),
+        title=report_data.evidence.title,
+        made=report_data.created,
+        source=report_data.evidence.source,
+        sections=build_sections(report_data),
         policy=policy,
-        style="\n".join(asset(name) for name in STYLES),
+        style="\n".join(asset(asset_name) for asset_name in STYLES),
         script=script,
     )
 
 
-def build_sections(data: ReportData, parts: Parts | None = None) -> list[tuple[str, str, str]]:
-    """Return id, title and HTML of every section that the data has something for; ``parts`` takes their data."""
-    page_parts = parts or Parts()
+def build_sections(
+    report_data: ReportData, page_data: PageData | None = None
+) -> list[tuple[str, str, str]]:
+    """Return id, title and HTML of every section that the evidence has something for.
+
+    ``page_data`` takes the values that are unpacked by need. Nothing is computed for a section that is not asked for.
+    """
+    page_data = page_data or PageData()
+    only = report_data.options.only
     sections = []
-    for make_section in list_sections():
-        section = make_section(data)
+    for section_id, make_section in list_sections().items():
+        if only and section_id not in only:
+            continue
+        section = make_section(report_data)
         if section is not None:
-            sections.append((section.id, section.title, section.html(page_parts)))
+            sections.append((section.id, section.title, section.html(page_data)))
     return sections
 
 
@@ -131,32 +152,35 @@ class ProtocolFindings:
     """Findings by protocol: those to compare with each other, and the rest, which is folded away."""
 
     compared: Sequence[Finding]
-    other: Sequence[Finding]
+    folded: Sequence[Finding]
 
     @classmethod
-    def partition(cls, findings: Mapping[Protocol, Finding], data: ReportData) -> ProtocolFindings:
+    def partition(
+        cls, findings: Mapping[Protocol, Finding], report_data: ReportData
+    ) -> ProtocolFindings:
         """Set the least prepared protocol and the one that ranks apart from the others."""
         compared = []
-        other = []
+        folded = []
         for protocol, finding in findings.items():
-            if protocol in (data.first, data.main):
+            if protocol in (report_data.baseline_protocol, report_data.ranking_protocol):
                 compared.append(finding)
             else:
-                other.append(finding)
-        return cls(compared, other)
+                folded.append(finding)
+        return cls(compared, folded)
 
 
 def _join_sentences(findings: Iterable[Any]) -> str:
-    return " ".join(sentence for finding in findings for sentence in finding.sentences())
+    sentences = itertools.chain.from_iterable(finding.sentences() for finding in findings)
+    return " ".join(sentences)
 
 
-def _fold_for_few_models(section: Section | None, data: ReportData) -> Section | None:
+def _fold_for_few_models(section: Section | None, report_data: ReportData) -> Section | None:
     """Fold the figures of a few models away: they say nothing of other models."""
-    if section is None or not data.few:
+    if section is None or not report_data.has_few_models:
         return section
     return replace(
         section,
-        lead=f"It takes {ENOUGH_MODELS} models or more to say something of others: the figures are folded.",
+        lead=f"With fewer than {ENOUGH_MODELS} models these figures say little about others, so they are folded.",
         charts=(),
         folded_charts=[*section.charts, *section.folded_charts],
         more_title="Figures",
@@ -166,45 +190,45 @@ def _fold_for_few_models(section: Section | None, data: ReportData) -> Section |
 # --- the sections -----------------------------------------------------------------------------------------------------
 
 
-def apart_section(data: ReportData) -> Section | None:
+def apart_section(report_data: ReportData) -> Section | None:
     """One ranking per group of scores, where sources cannot be compared."""
-    groups = (data.evidence, *data.evidence.apart)
+    groups = (report_data.evidence, *report_data.evidence.apart)
     if len(groups) < 2:
         return None
     tables = []
-    for number, group in enumerate(groups, start=1):
+    for group_number, group in enumerate(groups, start=1):
         for table in build_scoreboard(group).tables()[:1]:
-            note = " ".join((*group.notes, table.note))
-            tables.append(replace(table, title=f"{number}. {group.name}", note=note))
+            table_note = " ".join((*group.notes, table.note))
+            tables.append(replace(table, title=f"{group_number}. {group.name}", note=table_note))
     return Section("apart", "Groups", "", tables=tables, heading="Scores that cannot be compared")
 
 
-def answer_section(data: ReportData) -> Section:
+def answer_section(report_data: ReportData) -> Section:
     """The answer first."""
-    runs = [] if data.runs is None else [data.runs]
+    runs = [] if report_data.pretraining_runs is None else [report_data.pretraining_runs]
     return Section(
         "answer",
         "Answer",
         charts=charts_of(runs),
         tables=tables_of(runs),
         template="answer.html",
-        context=answer_context(data),
+        context=answer_context(report_data),
     )
 
 
-def reading_section(data: ReportData) -> Section | None:
+def reading_section(report_data: ReportData) -> Section | None:
     """How a foreign table was read: metric, direction, scale and kind of each column, and why."""
-    table_layout = data.evidence.table_layout
+    table_layout = report_data.evidence.table_layout
     if table_layout is None:
         return None
     return Section("reading", "How it was read", table=table_layout.tables()[0])
 
 
-def scores_section(data: ReportData) -> Section:
+def scores_section(report_data: ReportData) -> Section:
     """The score matrix, and which tasks to distrust."""
-    models, tasks = list_models_and_tasks(data)
-    answer = make_answer(data)
-    background = data.evidence.background
+    models, tasks = list_models_and_tasks(report_data)
+    answer = make_answer(report_data)
+    background = report_data.evidence.background
     families = {family for model, family in background.families.items() if model in models}
     kinds = {background.kinds.get(model) for model in models} - {None}
     failed_cells = [
@@ -214,49 +238,52 @@ def scores_section(data: ReportData) -> Section:
             Protocol(failure.protocol).label,
             f"{failure.reason} {failure.hint or ''}".strip(),
         )
-        for failure in data.failures
+        for failure in report_data.failures
     ]
     flags = None
     more_tables: Sequence[Table] = ()
-    if data.rankings is not None and data.rankings.screening.flags:
-        flags = data.rankings.screening.tables()[0]
-        more_tables = tables_of([data.rankings.screening])[1:]
+    if report_data.rankings is not None and report_data.rankings.screening.flags:
+        flags = report_data.rankings.screening.tables()[0]
+        more_tables = tables_of([report_data.rankings.screening])[1:]
     context = {
-        "views": partial(make_score_views, data, answer),
-        "shown": len(list_shown_models(data, answer)),
+        "views": partial(make_score_views, report_data, answer),
+        "shown": len(list_shown_models(report_data, answer)),
         "models": len(models),
-        "source": data.evidence.source,
-        "details": has_details(data),
+        "source": report_data.evidence.source,
+        "details": has_details(report_data),
+        "has_errors": any(
+            np.isfinite(matrix.stderr).any() for matrix in report_data.evidence.scores.values()
+        ),
         "families": sorted(families, key=str.casefold),
         "kinds": len(kinds) > 1,
-        "gaps": _count_gaps(data, len(models) * len(tasks)),
-        "failures": Table("Failed cells", ("model", "task", "protocol", "reason"), failed_cells),
+        "gaps": _count_gaps(report_data, len(models) * len(tasks)),
+        "failures": Table("Failed results", ("model", "task", "protocol", "reason"), failed_cells),
         "flags": flags,
     }
     return Section("scores", "Scores", tables=more_tables, template="scores.html", context=context)
 
 
-def _count_gaps(data: ReportData, cells: int) -> dict[str, int]:
+def _count_gaps(report_data: ReportData, cells: int) -> dict[str, int]:
     """Return the number of missing scores of each protocol that has some."""
     gaps = {}
-    for protocol, matrix in data.evidence.scores.items():
+    for protocol, matrix in report_data.evidence.scores.items():
         missing = cells - int(np.isfinite(matrix.values).sum())
         if missing > 0:
-            gaps[protocol.label] = missing
+            gaps[protocol.phrase] = missing
     return gaps
 
 
-def predicted_section(data: ReportData) -> Section | None:
+def predicted_section(report_data: ReportData) -> Section | None:
     """The cells that are not measured yet, hatched among those that are."""
-    completion = data.completion
+    completion = report_data.completion
     if completion is None:
         return None
     context = {
-        "view": partial(make_completed_view, data, make_answer(data), completion),
+        "view": partial(make_completed_view, report_data, make_answer(report_data), completion),
         "done": completion,
         "count_measured": int(completion.measured.sum()),
         "count_predicted": int((~completion.measured).sum()),
-        "failed": any(failure.protocol == completion.protocol for failure in data.failures),
+        "failed": any(failure.protocol == completion.protocol for failure in report_data.failures),
     }
     return Section(
         "predicted",
@@ -267,32 +294,33 @@ def predicted_section(data: ReportData) -> Section | None:
     )
 
 
-def ranks_section(data: ReportData) -> Section | None:
+def ranks_section(report_data: ReportData) -> Section | None:
     """Rank bump charts, and the aggregate ranking with its intervals."""
-    if data.rankings is None or data.runs is not None:  # steps are no rivals
+    # Steps of a pretraining run are no rivals.
+    if report_data.rankings is None or report_data.pretraining_runs is not None:
         return None
-    aggregate = data.rankings.aggregate
+    aggregate = report_data.rankings.aggregate
     over_several_tasks = {
         protocol: finding
         for protocol, finding in aggregate.items()
-        if len(data.evidence.planned[protocol].benchmarks().tasks) > 1
+        if len(report_data.evidence.final_scores[protocol].benchmarks().tasks) > 1
     }
-    divided = ProtocolFindings.partition(over_several_tasks, data)
-    bumps = rank_charts(data)
-    lead = "The order of the models over all tasks, by each way of taking tasks together."
+    divided = ProtocolFindings.partition(over_several_tasks, report_data)
+    bumps = rank_charts(report_data)
+    lead = "The order of the models over all tasks, by each way of combining the tasks."
     if bumps:
         lead = (
-            "How the order of the models changes from one protocol to the next. Over all tasks ranks are shown as they "
-            "are; on a single task, crossings that test noise alone could explain are undone as far as possible."
+            "How the order of the models changes from one protocol to the next. Over all tasks every change of rank is"
+            " drawn; on a single task, only changes larger than test noise."
         )
     return Section(
         "ranks",
         "Ranks",
         lead,
         charts=[*bumps[:1], *_heatmaps(divided.compared)],
-        folded_charts=[*bumps[1:], *_heatmaps(divided.other)],
+        folded_charts=[*bumps[1:], *_heatmaps(divided.folded)],
         more_title="More rank charts",
-        tables=tables_of([*data.rankings.overall.values(), *aggregate.values()]),
+        tables=tables_of([*report_data.rankings.overall.values(), *aggregate.values()]),
     )
 
 
@@ -300,31 +328,33 @@ def _heatmaps(findings: Sequence[Finding]) -> list[Chart]:
     return [chart for chart in charts_of(findings) if isinstance(chart, Heatmap)]
 
 
-def tuning_section(data: ReportData) -> Section | None:
+def tuning_section(report_data: ReportData) -> Section | None:
     """Whether the fine-tuning was the same for all, and which cells may have more in them."""
-    findings = [] if data.rankings is None else list(data.rankings.tuning.values())
+    if report_data.rankings is None:
+        return None
+    findings = list(report_data.rankings.tuning.values())
     sentences = _join_sentences(findings)
     section = of_findings(
-        "tuning", "Tuning", sentences, findings, heading="Was it the same for all?"
+        "tuning", "Tuning", sentences, findings, heading="Did every model train well?"
     )
     if section is None:
         return None
-    first, *other_tables = section.tables
-    note = first.note.removeprefix(sentences).strip()  # the section says it above the table
-    return replace(section, table=replace(first, note=note), tables=other_tables)
+    # the section says the sentences above the tables
+    first_table, *other_tables = [finding.model_table() for finding in findings]
+    return replace(section, table=first_table, tables=other_tables)
 
 
-def agreement_section(data: ReportData) -> Section | None:
+def agreement_section(report_data: ReportData) -> Section | None:
     """The mean bars of every task, the heat maps side by side, categories, and groups of models."""
-    rankings = data.rankings
+    rankings = report_data.rankings
     if rankings is None or not rankings.agreement:
         return None
-    agreement = ProtocolFindings.partition(rankings.agreement, data)
-    curves = ProtocolFindings.partition(rankings.task_curves, data)
+    agreement = ProtocolFindings.partition(rankings.agreement, report_data)
+    curves = ProtocolFindings.partition(rankings.task_curves, report_data)
     main_changes = []
     other_changes = []
     for protocols, change in rankings.changes.items():
-        if protocols == (data.first, data.main):
+        if protocols == (report_data.baseline_protocol, report_data.ranking_protocol):
             main_changes.append(change)
         else:
             other_changes.append(change)
@@ -335,7 +365,7 @@ def agreement_section(data: ReportData) -> Section | None:
         "Agreement",
         "",
         charts=charts_of([*main_changes, *agreement.compared, *curves.compared, *groups]),
-        folded_charts=charts_of([*other_changes, *agreement.other, *curves.other]),
+        folded_charts=charts_of([*other_changes, *agreement.folded, *curves.folded]),
         more_title="The other protocols",
         tables=tables_of(
             [
@@ -347,18 +377,18 @@ def agreement_section(data: ReportData) -> Section | None:
             ]
         ),
     )
-    return _fold_for_few_models(section, data)
+    return _fold_for_few_models(section, report_data)
 
 
-def evidence_section(data: ReportData) -> Section | None:
+def evidence_section(report_data: ReportData) -> Section | None:
     """Model × model evidence, and how much each task resolves."""
-    maps = evidence_maps(data)
-    rankings = data.rankings
-    if not maps or rankings is None:
+    map_by_protocol = evidence_maps(report_data)
+    rankings = report_data.rankings
+    if not map_by_protocol or rankings is None:
         return None
     map_charts = [
-        evidence_chart(evidence_map, len(data.evidence.planned[protocol].models))
-        for protocol, evidence_map in maps.items()
+        evidence_chart(evidence_map, len(report_data.evidence.final_scores[protocol].models))
+        for protocol, evidence_map in map_by_protocol.items()
     ]
     kinds: tuple[Mapping[Protocol, Finding], ...] = (
         rankings.significance,
@@ -366,38 +396,40 @@ def evidence_section(data: ReportData) -> Section | None:
         rankings.ranks,
     )
     compared: list[Finding] = []
-    other: list[Finding] = []
+    folded: list[Finding] = []
     all_findings: list[Finding] = []
     for by_protocol in kinds:
-        divided = ProtocolFindings.partition(by_protocol, data)
+        divided = ProtocolFindings.partition(by_protocol, report_data)
         compared += divided.compared
-        other += divided.other
+        folded += divided.folded
         all_findings += by_protocol.values()
     return Section(
         "evidence",
         "Evidence",
         "",
         charts=[map_charts[0], *charts_of(compared)],
-        folded_charts=[*map_charts[1:], *charts_of(other)],
+        folded_charts=[*map_charts[1:], *charts_of(folded)],
         more_title="The other protocols",
         tables=tables_of([*all_findings, *rankings.tau_b_changes.values()]),
         template="evidence.html",
-        context={"evidence": [evidence_payload(evidence_map) for evidence_map in maps.values()]},
+        context={
+            "evidence": [
+                evidence_payload(evidence_map) for evidence_map in map_by_protocol.values()
+            ]
+        },
     )
 
 
-def structure_section(data: ReportData) -> Section | None:
+def structure_section(report_data: ReportData) -> Section | None:
     """Principal components of all protocols, and PC1 against compute; families apart."""
-    rankings = data.rankings
+    rankings = report_data.rankings
     if rankings is None or not rankings.components:
         return None
-    components = ProtocolFindings.partition(rankings.components, data)
-    compute = ProtocolFindings.partition(rankings.compute, data)
-    families = [
-        finding
-        for by_family in rankings.family_components.values()
-        for finding in by_family.values()
-    ]
+    components = ProtocolFindings.partition(rankings.components, report_data)
+    compute = ProtocolFindings.partition(rankings.compute, report_data)
+    families: list[Finding] = []
+    for by_family in rankings.family_components.values():
+        families.extend(by_family.values())
     more_title = "The other protocols"
     if families:
         more_title = "The other protocols, and each family by itself"
@@ -407,94 +439,96 @@ def structure_section(data: ReportData) -> Section | None:
         "",
         charts=[*charts_of(components.compared), *charts_of(compute.compared)],
         folded_charts=[
-            *charts_of(components.other),
-            *charts_of(compute.other),
+            *charts_of(components.folded),
+            *charts_of(compute.folded),
             *charts_of(families),
         ],
         more_title=more_title,
         tables=tables_of([*rankings.components.values(), *rankings.compute.values(), *families]),
     )
-    return _fold_for_few_models(section, data)
+    return _fold_for_few_models(section, report_data)
 
 
-def benchmarks_section(data: ReportData) -> Section | None:
+def benchmarks_section(report_data: ReportData) -> Section | None:
     """Whether to keep, fix or drop each benchmark; its own page is folded away."""
-    if not data.benchmarks:
+    if not report_data.benchmarks:
         return None
     sentences = []
     for verdict in ("drop", "fix", "cannot tell"):
-        tasks = [benchmark.task for benchmark in data.benchmarks if benchmark.verdict == verdict]
+        tasks = [
+            benchmark.task for benchmark in report_data.benchmarks if benchmark.verdict == verdict
+        ]
         if tasks:
             sentences.append(f"{verdict.capitalize()}: {', '.join(tasks)}.")
     return Section(
         "benchmarks",
         "Benchmarks",
         " ".join(sentences) or "All are worth keeping.",
-        folded_charts=charts_of(data.benchmarks),
+        folded_charts=charts_of(report_data.benchmarks),
         more_title="Agreement of each benchmark with the others",
-        tables=tables_of(data.benchmarks),
-        table=benchmark_table(data.benchmarks),
+        tables=tables_of(report_data.benchmarks),
+        table=benchmark_table(report_data.benchmarks),
         heading="Which benchmarks are worth keeping",
     )
 
 
-def classes_section(data: ReportData) -> Section | None:
+def classes_section(report_data: ReportData) -> Section | None:
     """Labelled texts of one's own: models beside what needs no language model, class by class."""
     return of_findings(
         "classes",
         "Classes",
-        _join_sentences(data.labelled),
-        data.labelled,
+        _join_sentences(report_data.labelled),
+        report_data.labelled,
         heading="Labelled texts, class by class",
     )
 
 
-def more_labels_section(data: ReportData) -> Section | None:
+def more_labels_section(report_data: ReportData) -> Section | None:
     """What more labels would change, and when not to trust the winner, where the store is that of a selection."""
-    if data.board is None:
+    if report_data.scoreboard is None:
         return None
-    finding = find_selection(data.evidence, data.board.ranking.first)
+    finding = find_selection(report_data.evidence, report_data.scoreboard.ranking.first)
     if finding is None or not finding.tables():
         return None
-    first, *rest = finding.tables()
+    first_table, *other_tables = finding.tables()
     return Section(
         "more-labels",
         "More labels",
         " ".join(finding.sentences()),
-        table=first,
-        tables=rest,
+        table=first_table,
+        tables=other_tables,
         heading="More labels, and what to check",
     )
 
 
-def perplexity_section(data: ReportData) -> Section | None:
+def perplexity_section(report_data: ReportData) -> Section | None:
     """How far the perplexity of texts ranks the models as the tasks do."""
     findings: list[Finding] = []
-    if data.rankings is not None:
-        findings += data.rankings.perplexity.values()
-        findings += data.rankings.perplexity_by_kind.values()
+    if report_data.rankings is not None:
+        findings += report_data.rankings.perplexity.values()
+        findings += report_data.rankings.perplexity_by_kind.values()
     section = of_findings("perplexity", "Perplexity", "", findings)
-    return _fold_for_few_models(section, data)
+    return _fold_for_few_models(section, report_data)
 
 
-def cells_section(data: ReportData) -> Section | None:
+def cells_section(report_data: ReportData) -> Section | None:
     """One cell at a time: curves, prompts, items."""
-    if not has_details(data):
+    if not has_details(report_data):
         return None
-    context = cells_context(data, make_answer(data))
-    return Section("cells", "Cells", template="cells.html", context=context)
+    context = cells_context(report_data, make_answer(report_data))
+    return Section("cells", "Results", template="cells.html", context=context)
 
 
-def how_section(data: ReportData) -> Section:
+def how_section(report_data: ReportData) -> Section:
     """The study, versions, seeds, recipe, fingerprints, the engine's checks and cost."""
-    return Section("how", "How", template="how.html", context={"how": how_context(data)})
+    return Section("how", "How", template="how.html", context={"how": how_context(report_data)})
 
 
 def registered_section(section_id: str, declared: ReportSection) -> SectionMaker:
     """Make a section of what a paper of ours or another package registers."""
 
-    def make_section(data: ReportData) -> Section | None:
-        content = data.registered.get(section_id)
+    def make_section(report_data: ReportData) -> Section | None:
+        content = report_data.find_content(section_id, declared)
         if content is None:
             return None
         section = of_findings(
@@ -529,7 +563,7 @@ BUILT_IN_SECTIONS: dict[str, SectionMaker] = {
 LAST_OF_FINDINGS = "cells"  # registered sections that follow none in particular stand before it
 
 
-def list_sections() -> list[SectionMaker]:
+def list_sections() -> dict[str, SectionMaker]:
     """Return all sections in reading order: the built-in ones, and those registered at the places they ask for."""
     order = list(BUILT_IN_SECTIONS)
     makers = dict(BUILT_IN_SECTIONS)
@@ -539,4 +573,4 @@ def list_sections() -> list[SectionMaker]:
             order.insert(order.index(declared.after) + 1, section_id)
         else:
             order.insert(order.index(LAST_OF_FINDINGS), section_id)
-    return [makers[section_id] for section_id in order]
+    return {section_id: makers[section_id] for section_id in order}

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from potentia.values.wording import set_signs
+
 FONT_SIZE = 11.0  # pixels
 LINE_HEIGHT = 17.0  # that one line of text takes
 NARROW_LETTERS = frozenset("fijlrt.,:;'|!()[]- ")
@@ -32,9 +34,9 @@ ROUNDING = 1e-9  # by which a mark may miss the end of a scale
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def estimate_width(text: str, size: float = FONT_SIZE) -> float:
+def estimate_width(text: str, font_size: float = FONT_SIZE) -> float:
     """Return about how wide a text is in a plain sans-serif; a little more rather than less."""
-    return sum(map(_letter_width, text)) * size
+    return sum(map(_letter_width, text)) * font_size
 
 
 def _letter_width(letter: str) -> float:
@@ -46,34 +48,35 @@ def _letter_width(letter: str) -> float:
     return 0.71 if letter.isupper() else 0.62
 
 
-def widest_text(texts: Iterable[str], size: float = FONT_SIZE) -> float:
+def widest_text(texts: Iterable[str], font_size: float = FONT_SIZE) -> float:
     """Return the width of the widest text."""
-    return max((estimate_width(text, size) for text in texts), default=0.0)
+    return max((estimate_width(text, font_size) for text in texts), default=0.0)
 
 
-def wrap_text(text: str, width: float, size: float = FONT_SIZE) -> list[str]:
+def wrap_text(text: str, width: float, font_size: float = FONT_SIZE) -> list[str]:
     """Break a text into lines of at most this width."""
     lines: list[str] = []
     for word in text.split():
-        if lines and estimate_width(f"{lines[-1]} {word}", size) <= width:
+        if lines and estimate_width(f"{lines[-1]} {word}", font_size) <= width:
             lines[-1] += f" {word}"
         else:
             lines.append(word)
     return lines
 
 
-def shorten_names(names: Sequence[str], max_letters: int = MAX_NAME_LETTERS) -> list[str]:
+def shorten_names(full_names: Sequence[str], max_letters: int = MAX_NAME_LETTERS) -> list[str]:
     """Leave out the middle of long names; a name that would look like another stays whole."""
     shortened = []
-    for name in names:
-        if len(name) > max_letters:
-            shortened.append(f"{name[: max_letters - 12]}…{name[-11:]}")
+    for full_name in full_names:
+        if len(full_name) > max_letters:
+            shortened.append(f"{full_name[: max_letters - 12]}…{full_name[-11:]}")
         else:
-            shortened.append(name)
-    return [
-        short if shortened.count(short) == 1 else name
-        for short, name in zip(shortened, names, strict=True)
-    ]
+            shortened.append(full_name)
+    distinct_names = []
+    for short, full_name in zip(shortened, full_names, strict=True):
+        is_distinct = shortened.count(short) == 1
+        distinct_names.append(short if is_distinct else full_name)
+    return distinct_names
 
 
 # --- elements ---------------------------------------------------------------------------------------------------------
@@ -85,14 +88,14 @@ class Sheet:
 
     parts: list[str] = field(default_factory=list)
 
-    def add(self, element: str, tip: str = "", **attributes: object) -> None:
-        """Add an element; ``tip`` is what the pointer shows. A trailing underscore of a name is left out."""
+    def add(self, element: str, tooltip: str = "", **attributes: object) -> None:
+        """Add an element; ``tooltip`` is what the pointer shows. A trailing underscore of a name is left out."""
         start = f"<{element}"
-        for name, value in attributes.items():
+        for attribute, value in attributes.items():
             if value != "":
-                start += f' {name.rstrip("_").replace("_", "-")}="{_format_attribute(value)}"'
-        if tip:
-            self.parts.append(f"{start}><title>{escape(tip)}</title></{element}>")
+                start += f' {attribute.rstrip("_").replace("_", "-")}="{_format_attribute(value)}"'
+        if tooltip:
+            self.parts.append(f"{start}><title>{escape(tooltip)}</title></{element}>")
         else:
             self.parts.append(f"{start}/>")
 
@@ -104,7 +107,7 @@ class Sheet:
         class_: str = "",
         anchor: str = "",
         turn: int = 0,
-        tip: str = "",
+        tooltip: str = "",
     ) -> None:
         """Write a text whose middle line is at y."""
         attributes = f'x="{x:.1f}" y="{y:.1f}"'
@@ -116,9 +119,9 @@ class Sheet:
         if class_:
             attributes += f' class="{class_}"'
         title = ""
-        if tip and tip != text:
-            title = f"<title>{escape(tip)}</title>"
-        self.parts.append(f"<text {attributes}>{escape(text)}{title}</text>")
+        if tooltip and tooltip != text:
+            title = f"<title>{escape(tooltip)}</title>"
+        self.parts.append(f"<text {attributes}>{escape(set_signs(text))}{title}</text>")
 
     def line(
         self, x1: float, y1: float, x2: float, y2: float, class_: str = "grid", dash: str = ""
@@ -126,21 +129,21 @@ class Sheet:
         """Draw a straight line."""
         self.add("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_, stroke_dasharray=dash)
 
-    def marker(self, x: float, y: float, series: int, tip: str = "") -> None:
+    def marker(self, x: float, y: float, series: int, tooltip: str = "") -> None:
         """Draw the mark of the n-th series."""
         corners = MARKER_CORNERS[series // COLORS % len(MARKER_CORNERS)]
         color = f"f{series % COLORS}"
         if not corners:
-            self.add("circle", tip, cx=x, cy=y, r=MARKER_RADIUS, class_=color)
+            self.add("circle", tooltip, cx=x, cy=y, r=MARKER_RADIUS, class_=color)
             return
         points = [
             f"{x + MARKER_RADIUS * right:.1f} {y + MARKER_RADIUS * down:.1f}"
             for right, down in corners
         ]
-        self.add("path", tip, d=f"M{'L'.join(points)}z", class_=color)
+        self.add("path", tooltip, d=f"M{'L'.join(points)}z", class_=color)
 
     def path(
-        self, points: Sequence[tuple[float, float]], class_: str, dash: str = "", tip: str = ""
+        self, points: Sequence[tuple[float, float]], class_: str, dash: str = "", tooltip: str = ""
     ) -> None:
         """Draw a line through points; a point that is not known breaks it."""
         commands = []
@@ -152,7 +155,7 @@ class Sheet:
             commands.append(f"{command}{x:.1f} {y:.1f}")
             command = "L"
         if commands:
-            self.add("path", tip, d="".join(commands), class_=class_, stroke_dasharray=dash)
+            self.add("path", tooltip, d="".join(commands), class_=class_, stroke_dasharray=dash)
 
 
 def _format_attribute(value: object) -> str:
@@ -179,9 +182,9 @@ class Scale:
         """Return the position of a value; NaN where it has none."""
         if not math.isfinite(value) or (self.log and value <= 0):
             return math.nan
-        share = (self._transform(value) - self._transform(self.low)) / (
-            self._transform(self.high) - self._transform(self.low)
-        )
+        low = self._transform(self.low)
+        high = self._transform(self.high)
+        share = (self._transform(value) - low) / (high - low)
         return self.start + share * (self.end - self.start)
 
     def _transform(self, value: float) -> float:
@@ -198,32 +201,35 @@ def make_scale(
     end: float,
     *,
     span: tuple[float, float] | None = None,
-    log: bool = False,
+    is_logarithmic: bool = False,
     max_ticks: int = 6,
 ) -> Scale:
     """Return a scale over the values, or over the ``span``; without one it ends at round marks.
 
-    ``most`` is about how many marks it has.
+    ``max_ticks`` is about how many marks it has.
     """
-    finite_values = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+    finite_values = [value for value in values if math.isfinite(value)]
+    if is_logarithmic:
+        finite_values = [value for value in finite_values if value > 0]
     if not finite_values:
         finite_values = [0.1, 1.0]
     low, high = span or (min(finite_values), max(finite_values))
-    if log:
+    if is_logarithmic:
         if span is None:
             low /= 1.15
             high *= 1.15
         return Scale(low, high, start, end, log=True, marks=_log_marks(low, high))
     has_whole_marks = high - low > 2 and all(value == round(value) for value in finite_values)
-    step, digits = round_step(low, high, max_ticks, integers_only=has_whole_marks)
+    tick_step, digits = round_step(low, high, max_ticks, integers_only=has_whole_marks)
     if span is None:
-        low = math.floor(low / step + ROUNDING) * step
-        high = math.ceil(high / step - ROUNDING) * step
-        high = max(high, low + step)
-    first = math.ceil(low / step - ROUNDING)
-    last = math.floor(high / step + ROUNDING)
+        low = math.floor(low / tick_step + ROUNDING) * tick_step
+        high = math.ceil(high / tick_step - ROUNDING) * tick_step
+        high = max(high, low + tick_step)
+    first_step = math.ceil(low / tick_step - ROUNDING)
+    last_step = math.floor(high / tick_step + ROUNDING)
     marks = tuple(
-        (number * step, f"{number * step + 0.0:.{digits}f}") for number in range(first, last + 1)
+        (step_number * tick_step, f"{step_number * tick_step + 0.0:.{digits}f}")
+        for step_number in range(first_step, last_step + 1)
     )
     return Scale(low, high, start, end, marks=marks)
 
@@ -231,7 +237,7 @@ def make_scale(
 def round_step(
     low: float, high: float, max_ticks: int, *, integers_only: bool = False
 ) -> tuple[float, int]:
-    """Return a round distance of marks, of which there are about ``most``, and the decimals that they need."""
+    """Return a round distance of marks, of which there are about ``max_ticks``, and the decimals that they need."""
     distance = (high - low) / max(1, max_ticks - 1) or abs(high) / 10 or 0.1
     factors: tuple[float, ...] = (1, 2, 2.5, 5, 10)
     if integers_only:
@@ -239,11 +245,11 @@ def round_step(
         factors = (1, 2, 5, 10)
     power = 10.0 ** math.floor(math.log10(distance))
     factor = next(factor for factor in factors if power * factor >= distance * (1 - ROUNDING))
-    step = power * factor
-    digits = -math.floor(math.log10(step) + ROUNDING)
+    rounded_step = power * factor
+    digits = -math.floor(math.log10(rounded_step) + ROUNDING)
     if factor == 2.5:
         digits += 1
-    return step, max(0, digits)
+    return rounded_step, max(0, digits)
 
 
 def _log_marks(low: float, high: float) -> tuple[tuple[float, str], ...]:
@@ -257,9 +263,9 @@ def _log_marks(low: float, high: float) -> tuple[tuple[float, str], ...]:
     finer_marks = []
     for power in powers:
         for factor in (1, 2, 5):
-            value = factor * 10.0**power
-            if low <= value <= high:
-                finer_marks.append((value, _format_log_mark(factor, power)))
+            mark_value = factor * 10.0**power
+            if low <= mark_value <= high:
+                finer_marks.append((mark_value, _format_log_mark(factor, power)))
     return tuple(finer_marks)
 
 

@@ -40,13 +40,13 @@ SECTIONS = (
 
 def handlers(page: str) -> list[str]:
     """The event handlers that a browser would see in a page."""
-    found: list[str] = []
+    results: list[str] = []
     reader = HTMLParser()
-    reader.handle_starttag = lambda tag, attrs: found.extend(
+    reader.handle_starttag = lambda tag, attrs: results.extend(
         name for name, _ in attrs if name.startswith("on")
     )  # type: ignore[method-assign]
     reader.feed(page)
-    return found
+    return results
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_every_page_opens_and_escapes(board: TestClient, path: str):
 
 def test_pages_show_what_the_report_shows(board: TestClient, store: Path):
     data = make_report(read(store, study="made"), items=0)
-    told = board.get(f"/api/studies/{STUDY}/answer").json()
-    assert told["headline"]
-    for name, finding in data.named().items():
+    result = board.get(f"/api/studies/{STUDY}/answer").json()
+    assert result["headline"]
+    for name, finding in data.findings_by_name().items():
         assert board.get(f"/api/studies/{STUDY}/findings/{name}").json() == json.loads(
             json.dumps(finding.to_dict())
         )
@@ -75,8 +75,8 @@ def test_pages_show_what_the_report_shows(board: TestClient, store: Path):
 def test_the_board_predicts_as_the_report_does(board: TestClient, store: Path):
     done = make_report(read(store, study="made"), items=0).completion
     assert done is not None
-    told = board.get(f"/api/studies/{STUDY}/outlook").json()
-    assert told == json.loads(json.dumps(done.to_dict()))
+    result = board.get(f"/api/studies/{STUDY}/outlook").json()
+    assert result == json.loads(json.dumps(done.to_dict()))
     page = board.get(f"/studies/{STUDY}").text
     assert f"best with probability {done.p_best.max():.2f}, predicted" in page
     assert f'href="/studies/{STUDY}/predicted"' in page
@@ -86,20 +86,20 @@ def test_the_board_predicts_with_history_where_it_is_given(store: Path, tmp_path
     past = make_store(tmp_path / "past.db", models=tuple(f"org/old-{k}b" for k in range(5)), seed=1)
     app = create_app(str(store), executor=ThreadPoolExecutor(1), history=(str(past),))
     with TestClient(app, base_url="http://127.0.0.1") as client:
-        told = client.get(f"/api/studies/{STUDY}/outlook").json()
-        assert told["history"] == 5
-        assert "5 rows of history" in client.get(f"/studies/{STUDY}").text
+        result = client.get(f"/api/studies/{STUDY}/outlook").json()
+        assert result["history"] == 5
+        assert "5 models of other studies" in client.get(f"/studies/{STUDY}").text
         done = make_report(
             read(store), items=0, options=ReportOptions(history=read(past))
         ).completion
         assert done is not None
-        assert told == json.loads(json.dumps(done.to_dict()))
+        assert result == json.loads(json.dumps(done.to_dict()))
 
 
 def test_a_study_with_nothing_left_has_no_outlook(tmp_path: Path):
-    whole = make_store(tmp_path / "whole.db", models=("org/a", "org/b"))
+    store = make_store(tmp_path / "whole.db", models=("org/a", "org/b"))
     with TestClient(
-        create_app(str(whole), executor=ThreadPoolExecutor(1)), base_url="http://127.0.0.1"
+        create_app(str(store), executor=ThreadPoolExecutor(1)), base_url="http://127.0.0.1"
     ) as client:
         assert client.get(f"/api/studies/{STUDY}/outlook").status_code == 404
         assert 'id="outlook"' not in client.get(f"/studies/{STUDY}").text
@@ -116,17 +116,17 @@ def test_studies_and_live_state(board: TestClient):
 
 
 def test_cells_are_paged_and_filtered(board: TestClient):
-    whole = [
+    all_entries = [
         entry
         for page in range(4)
         for entry in board.get(f"/api/studies/{STUDY}/cells?page={page}&size=7").json()["entries"]
     ]
-    assert len({entry["key"] for entry in whole}) == 22
-    some = board.get(
+    assert len({entry["key"] for entry in all_entries}) == 22
+    filtered = board.get(
         f"/api/studies/{STUDY}/cells", params={"protocol": "direct", "model": MODELS[0]}
     ).json()
-    assert some["total"] == 3
-    assert {entry["model"] for entry in some["entries"]} == {MODELS[0]}
+    assert filtered["total"] == 3
+    assert {entry["model"] for entry in filtered["entries"]} == {MODELS[0]}
 
 
 def test_a_cell_with_lanes_and_items(board: TestClient):
@@ -200,11 +200,11 @@ def test_no_inline_script_or_handler_in_any_page(board: TestClient):
 
 def test_the_board_says_how_old_its_answer_is(board: TestClient):
     board.get(f"/api/studies/{STUDY}/findings")
-    told = re.search(
-        r"The answer so far, from 22 of 24 cells, made (\d+ s|\d+:\d+ min) ago",
+    match = re.search(
+        r"The answer so far, from 22 of 24 results, made (\d+ s|\d+:\d+ min) ago",
         board.get(f"/studies/{STUDY}").text,
     )
-    assert told
+    assert match
     made = board.get(f"/api/studies/{STUDY}/findings").json()["made"]
     assert 0 <= time.time() - made < 600
 
@@ -399,13 +399,14 @@ def test_lanes_are_paged_where_they_lie(board: TestClient):
 
 
 def test_home_tells_how_far_a_study_is_and_who_leads(board: TestClient):
-    told = board.get(f"/api/studies/{STUDY}/answer").json()
+    result = board.get(f"/api/studies/{STUDY}/answer").json()
     page = board.get("/").text
     assert 'aria-valuemax="24" aria-valuenow="22"' in page
-    assert f"So far: {told['headline']}" in unescape(page)
+    assert f"So far: {result['headline']}" in unescape(page)
 
 
 def test_the_answer_so_far_stands_above_the_answer(board: TestClient):
     board.get(f"/api/studies/{STUDY}/answer")
     page = board.get(f"/studies/{STUDY}").text
-    assert 0 < page.index("The answer so far, from 22 of 24 cells") < page.index('id="answer"')
+    assert 0 < page.index("The answer so far, from 22 of 24 results") < page.index('id="answer"')
+    assert page.index('id="answer"') < page.index('id="board"'), "the page opens with the answer"

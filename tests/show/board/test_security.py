@@ -19,6 +19,7 @@ from made_store import STUDY
 from potentia.errors import InputError
 from potentia.show.board.app import RateLimitedLog, choose_token
 from potentia.show.board.security import is_loopback
+from speed import PATIENCE
 
 POTENTIA = str(Path(sys.executable).with_name("potentia"))
 EVERYTHING = (
@@ -157,27 +158,32 @@ def test_the_board_lives_through_exhausted_descriptors(store: Path, tmp_path: Pa
     said = tmp_path / "log"
     with said.open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(store), "--token", "given-by-me"],
+            [sys.executable, "-c", code, str(store)],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, "COLUMNS": "300", "PYTHONUNBUFFERED": "1"},
+            env={
+                **os.environ,
+                "COLUMNS": "300",
+                "PYTHONUNBUFFERED": "1",
+                "POTENTIA_TOKEN": "given-by-me",
+            },
         )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert "given-by-me" not in line, "a token that was given is not shown"
         port = int(re.search(r":(\d+)/", line)[1])  # type: ignore[index]
-        crowd = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(90)]
+        crowd = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(90)]
         time.sleep(3)
         for one in crowd:
             one.close()
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
-                asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics")
-                asked.add_header("authorization", "Bearer given-by-me")
-                with urllib.request.urlopen(asked, timeout=100) as answer:
+                request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics")
+                request.add_header("authorization", "Bearer given-by-me")
+                with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                     assert answer.status == 200
                 break
             except OSError:
@@ -185,7 +191,7 @@ def test_the_board_lives_through_exhausted_descriptors(store: Path, tmp_path: Pa
                 time.sleep(0.5)
     finally:
         process.terminate()
-        process.wait(timeout=300)
+        process.wait(timeout=PATIENCE)
     assert "no descriptors are left" in said.read_text()
     assert "Traceback" not in said.read_text()
     assert "given-by-me" not in said.read_text()
@@ -203,19 +209,19 @@ def test_the_command_serves_behind_a_token(store: Path):
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.search(r"http://0\.0\.0\.0:(\d+)/\?token=(\S+)", line)
-        assert found, line
-        port, token = found.groups()
+        match = re.search(r"http://0\.0\.0\.0:(\d+)/\?token=(\S+)", line)
+        assert match, line
+        port, token = match.groups()
         request = urllib.request.Request(f"http://127.0.0.1:{port}/api/studies")
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=300)
+            urllib.request.urlopen(request, timeout=PATIENCE)
         assert refused.value.code == 401
         request.add_header("authorization", f"Bearer {token}")
-        with urllib.request.urlopen(request, timeout=300) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             assert answer.status == 200
     finally:
         process.terminate()
-        process.wait(timeout=300)
+        process.wait(timeout=PATIENCE)
 
 
 def test_a_taken_port_and_a_missing_store_are_told(store: Path, tmp_path: Path):

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from potentia.show.board.snapshot import SnapshotCache, StudySnapshot
+from speed import PATIENCE
 
 SERVER = """
 import sys, time
@@ -42,7 +43,7 @@ def test_a_killed_server_leaves_no_worker_behind(tmp_path):
     assert alive(worker)
     server.send_signal(signal.SIGKILL)
     server.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while alive(worker) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not alive(worker)

@@ -12,8 +12,8 @@
   const itemCard = (item, graded) => {
     const right = item.value > 0.5;
     const mark = graded ? P.make("span", { class: right ? "mark right" : "mark wrong", text: right ? "right" : "wrong" }) : P.make("span", { class: "mark", text: P.show(item.value) });
-    const card = P.make("article", { class: "item" }, P.make("header", {}, mark, P.make("span", { class: "note", text: `document ${item.id}` })),
-      P.make("pre", { class: "prompt", tabindex: "0", text: item.prompt || "(no prompt was kept)" }));
+    const card = P.make("article", { class: "item" }, P.make("header", {}, mark, P.make("span", { class: "note", text: `example ${item.id}` })),
+      P.make("pre", { class: "prompt", tabindex: "0", text: item.prompt || "(no prompt was stored)" }));
     if (item.choices) {
       const best = item.logprobs ? Math.max(...item.logprobs.filter((x) => x !== null)) : null;
       card.append(P.make("ul", { class: "choices" }, ...item.choices.map((choice, k) => {
@@ -21,7 +21,7 @@
         const chosen = choice === item.prediction;
         const gold = choice === item.gold;
         const line = P.make("li", { class: [chosen ? "chosen" : "", gold ? "gold" : ""].join(" ").trim() || null }, P.make("span", { text: choice }));
-        if (logprob !== null) line.append(P.make("small", { text: `${logprob.toFixed(2).replace(/^-0\.00$/, "0.00")}${logprob === best ? " (most likely)" : ""}` }));
+        if (logprob !== null) line.append(P.make("small", { text: `${logprob.toFixed(2).replace(/^-0\.00$/, "0.00").replace("-", "−")}${logprob === best ? " (most likely)" : ""}` }));
         if (chosen) line.append(P.make("em", { text: "the model's choice" }));
         if (gold) line.append(P.make("em", { text: "right answer" }));
         return line;
@@ -60,7 +60,7 @@
       list.replaceChildren(...entries.map((item) => itemCard(item, graded)));
       const first = total ? page * PAGE + 1 : 0;
       const whole = url || cell.items.length === cell.total ? "" : `; this file holds ${cell.items.length} of ${cell.total}`;
-      status.textContent = `${first}–${Math.min(total, (page + 1) * PAGE)} of ${total} items${whole}`;
+      status.textContent = `${first}–${Math.min(total, (page + 1) * PAGE)} of ${total} examples${whole}`;
       back.disabled = page === 0;
       next.disabled = (page + 1) * PAGE >= total;
     };
@@ -70,7 +70,7 @@
     back.addEventListener("click", () => { page -= 1; draw(); });
     next.addEventListener("click", () => { page += 1; draw(); });
     draw();
-    return P.make("div", { class: "item-list" }, P.make("h4", { text: "Items" }),
+    return P.make("div", { class: "item-list" }, P.make("h4", { text: "Examples" }),
       P.make("div", { class: "controls" }, P.make("label", { text: "Search " }, search), ...(graded ? [P.make("label", { text: "Show " }, outcome)] : [])),
       status, list, P.make("div", { class: "pager" }, back, next));
   };
@@ -78,28 +78,28 @@
   P.renderCell = (panel, cell, { itemsUrl = "" } = {}) => {
     const parts = [P.make("h3", { text: `${cell.model} on ${cell.task}, ${P.protocol(cell.protocol)}` })];
     const error = cell.error ? ` ${cell.error}, 95 % interval,` : "";
-    const gain = cell.gain === null || cell.gain === undefined ? "" : ` Before tuning ${P.show(cell.direct)}: a gain of ${cell.gain > 0 ? "+" : ""}${P.show(cell.gain)}.`;
-    parts.push(P.make("p", { class: "headline small", text: `${cell.metric} ${P.show(cell.value)}${error} on ${P.show(cell.n)} test documents.${gain}` }));
+    const gain = cell.gain === null || cell.gain === undefined ? "" : ` Before fine-tuning ${P.show(cell.direct)}: a gain of ${cell.gain > 0 ? "+" : ""}${P.show(cell.gain)}.`;
+    parts.push(P.make("p", { class: "headline small", text: `${cell.metric} ${P.show(cell.value)}${error} on ${P.show(cell.n)} test examples.${gain}` }));
     const others = Object.entries(cell.scores).filter(([name]) => name !== cell.metric);
     parts.push(facts([
       ...Object.entries(cell.selection).map(([name, value]) => [name.replaceAll("_", " "), told(value)]),
       ...others.map(([name, [value]]) => [name.replaceAll("_", " "), P.show(value)]),
-      ...Object.entries(cell.splits).map(([name, used]) => [`${name} documents`, P.show(used)]),
+      ...Object.entries(cell.splits).map(([name, used]) => [`${name} examples`, P.show(used)]),
       ["time", P.clock(cell.seconds)],
     ]));
     if (cell.lanes.length) {
-      const curve = (title, caption, values) => P.make("figure", { class: "figure" },
-        P.make("figcaption", {}, P.make("h4", { text: title }), P.make("p", { text: caption })), P.curves(cell.lanes, values, [520, 220], title));
+      const curve = (title, caption, values, quantity) => P.make("figure", { class: "figure" },
+        P.make("figcaption", {}, P.make("h4", { text: title }), P.make("p", { text: caption })), P.curves(cell.lanes, values, [520, 220], quantity));
       const lines = cell.lanes.flatMap((lane) => lane.epoch.map((epoch, k) => [P.laneName(lane), lane.selected ? "yes" : "", lane.status, epoch, lane.value[k], lane.stderr[k], lane.loss[k]]));
       const table = P.table(["fine-tuning", "chosen", "status", "epoch", `validation ${cell.metric}`, "stderr", "training loss"], lines);
       parts.push(P.make("div", { class: "figures" },
-        curve("Validation after each epoch", "One line per fine-tuning; the thick one was chosen, with its 95 % intervals. Epoch 0 is the model before fine-tuning.", "value"),
-        curve("Training loss", "Mean loss of each epoch.", "loss")),
+        curve("Validation after each epoch", "One line per fine-tuning; the thick one was chosen, with its 95 % intervals. Epoch 0 is the model before fine-tuning.", "value", `${cell.metric} on validation`),
+        curve("Training loss", "Mean loss of each epoch.", "loss", "training loss")),
       P.make("details", { class: "more" }, P.make("summary", { text: "Data table" }), table,
-        P.make("div", { class: "tools" }, P.make("button", { type: "button", "data-csv": `lanes ${cell.model} ${cell.task}`, text: "CSV" }))));
+        P.make("div", { class: "tools" }, P.make("button", { type: "button", "data-csv": `fine-tunings ${cell.model} ${cell.task}`, text: "CSV" }))));
     }
     if (itemsUrl || cell.items.length) parts.push(itemList(cell, itemsUrl));
-    else parts.push(P.make("p", { class: "caption", text: "No items are kept for this cell." }));
+    else parts.push(P.make("p", { class: "caption", text: "No examples are stored for this result." }));
     panel.replaceChildren(...parts);
   };
 

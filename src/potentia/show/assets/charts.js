@@ -46,14 +46,16 @@
     if (text !== undefined) element.textContent = text;
     return element;
   };
+  /* Round values that enclose a range, so that no interval ends on the edge of the drawing. */
   const roundTicks = (low, high, count) => {
-    const rough = (high - low) / count;
+    const rough = (high - low || Math.abs(high) || 1) / count;
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= rough);
-    const ticks = [];
-    for (let tick = Math.ceil(low / step) * step; tick <= high + step / 1e6; tick += step) ticks.push(tick);
+    const [first, last] = [Math.floor(low / step + 1e-6), Math.ceil(high / step - 1e-6)];
     const digits = Math.max(0, -Math.floor(Math.log10(step)));
-    return ticks.map((tick) => [tick, tick.toFixed(digits).replace("-", "−")]);
+    const ticks = [];
+    for (let tick = first; tick <= Math.max(last, first + 1); tick += 1) ticks.push([tick * step, (tick * step).toFixed(digits).replace("-", "−")]);
+    return ticks;
   };
   P.curves = (lanes, values, [width, height], quantity) => {
     const isLarge = width > 300;
@@ -65,14 +67,16 @@
     const label = points.length ? `${quantity} of ${lanes.length} fine-tunings on ${lanes[0].task}` : `no ${quantity} on ${lanes[0].task} yet`;
     const svg = svgNode("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, class: "chart" });
     if (!points.length) return svg;
-    const low = Math.min(...points.map(({ value, half }) => value - half));
-    const high = Math.max(...points.map(({ value, half }) => value + half));
+    let low = Math.min(...points.map(({ value, half }) => value - half));
+    let high = Math.max(...points.map(({ value, half }) => value + half));
+    const ticks = isLarge ? roundTicks(low, high, 4) : [];
+    if (isLarge) [low, high] = [ticks[0][0], ticks.at(-1)[0]];
     const last = Math.max(1, ...points.map(({ epoch }) => epoch));
-    const [left, right, top, bottom] = isLarge ? [46, width - 8, 8, height - 34] : [4, width - 48, 6, height - 16];
+    const [left, right, top, bottom] = isLarge ? [58, width - 8, 8, height - 34] : [4, width - 48, 6, height - 16];
     const x = (epoch) => left + ((right - left) * epoch) / last;
     const y = (value) => bottom - (bottom - top) * (high > low ? (value - low) / (high - low) : 0.5);
     if (isLarge) {
-      const ticks = high > low ? roundTicks(low, high, 4) : [[low, low.toFixed(3)]];
+      svg.append(svgNode("text", { transform: `translate(12 ${(top + bottom) / 2}) rotate(-90)`, class: "small", "text-anchor": "middle" }, quantity));
       for (const [tick, text] of ticks) {
         svg.append(svgNode("line", { x1: left, x2: right, y1: y(tick), y2: y(tick), class: "grid" }),
           svgNode("text", { x: left - 6, y: y(tick) + 3, class: "small", "text-anchor": "end" }, text));
@@ -95,7 +99,7 @@
       }
       const line = measured.length === 1 ? svgNode("circle", { cx: measured[0].at, cy: y(measured[0].value), r: 3, class: `f${color}` }) : svgNode("path", {
         d: measured.map(({ at, value }, index) => `${index ? "L" : "M"}${at.toFixed(1)} ${y(value).toFixed(1)}`).join(""), class: `s${color}`,
-        style: `stroke-width: ${lane.selected ? 3 : 1.6}`, "stroke-dasharray": ["failed", "dropped", "stopped"].includes(lane.status) ? "2 3" : "none",
+        style: `stroke-width: ${lane.selected ? 3 : 1.6}`, "stroke-dasharray": ["failed", "dropped"].includes(lane.status) ? "2 3" : "none",
       });
       line.append(svgNode("title", {}, P.laneName(lane)));
       svg.append(line);

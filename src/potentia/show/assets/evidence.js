@@ -22,7 +22,7 @@
     const [wins, losses] = sign > 0 ? [w, l] : [l, w];
     const turned = (x) => (x === null ? null : sign * x);
     const line = `${noun(wins, "win", "wins")}, ${noun(losses, "loss", "losses")} and ${noun(ties, "tie", "ties")} over ${noun(wins + losses + ties, "task", "tasks")}. ` +
-      `Mean difference ${P.show(turned(mean))} (p ${P.showP(p)}); a true mean difference of ${P.show(detectable)} would be found four times in five.`;
+      `Mean difference ${P.show(turned(mean))} (p ${P.showP(p)}); a true mean difference of ${P.show(detectable)} or more would be detected (80 % power).`;
     const rows = data.tasks.map((task, t) => {
       const difference = turned(data.difference[at][t]);
       return [task, difference, data.p[at][t], verdict(difference, data.p[at][t], data.kept[at][t])];

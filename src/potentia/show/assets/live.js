@@ -9,9 +9,9 @@
     for (const lane of lanes) tasks.set(lane.task, [...(tasks.get(lane.task) || []), lane]);
     return P.make("div", { class: "lanes" }, ...[...tasks].map(([task, some]) => {
       const values = some.flatMap((lane) => lane.value).filter((v) => v !== null);
-      const running = some.filter((lane) => !["done", "dropped", "failed", "interrupted", "stopped"].includes(lane.status)).length;
+      const running = some.filter((lane) => !["done", "dropped", "failed", "interrupted"].includes(lane.status)).length;
       const failed = some.filter((lane) => lane.status === "failed").length;
-      const state = [running ? `${running} ${running === 1 ? "lane trains" : "lanes train"}` : "trained", failed ? `${failed} failed` : ""].filter(Boolean).join(", ");
+      const state = [running ? `${running} ${running === 1 ? "fine-tuning runs" : "fine-tunings run"}` : "trained", failed ? `${failed} failed` : ""].filter(Boolean).join(", ");
       return P.make("div", { class: "lane" }, P.curves(some, "value", [190, 56], "validation"), P.make("span", { text: `${task} ${values.length ? values.at(-1).toFixed(3) : ""}: ${state}` }));
     }));
   };
@@ -20,14 +20,25 @@
     const bar = P.make("i");
     bar.style.width = `${share}%`;
     const rate = row.tokens_per_second ? `${Math.round(row.tokens_per_second).toLocaleString("en")} tokens/s`
-      : row.rate && row.running ? `${Math.round(row.rate).toLocaleString("en")} ${row.unit || "docs"}/s` : "";
-    const facts = [row.phase, row.running && row.total ? `${row.done || 0} of ${row.total} ${row.unit || "docs"}` : "", rate,
+      : row.rate && row.running ? `${Math.round(row.rate).toLocaleString("en")} ${row.unit || "examples"}/s` : "";
+    const facts = [row.phase, row.running && row.total ? `${row.done || 0} of ${row.total} ${row.unit || "examples"}` : "", rate,
       row.running && row.left ? `${P.clock(row.left)} left in this step` : "", row.validation ? `validation ${row.validation}` : "",
-      row.lanes_waiting ? `${row.lanes_waiting} lanes wait` : ""].filter(Boolean);
+      row.lanes_waiting ? `${row.lanes_waiting} fine-tunings wait` : ""].filter(Boolean);
     return P.make("article", { class: "row-card" },
       P.make("header", {}, P.make("b", { text: row.name }), P.make("span", { class: "note", text: facts.join(" · ") })),
       row.running ? P.make("div", { class: "progress", role: "progressbar", "aria-label": `${row.name}: ${row.phase}`, "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": Math.round(share) }, bar) : null,
       lanes && lanes.length ? lanesOf(lanes) : null);
+  };
+  /* Models that have ended are folded; the fold stays open over redraws once it was opened. */
+  let endedOpen = false;
+  const endedRows = (ended, total) => {
+    const names = ended.slice(0, 12).map((row) => `${row.name} (${row.phase})`).join(", ");
+    const fold = P.make("details", { class: "more" },
+      P.make("summary", { text: `${total} ${total === 1 ? "model has" : "models have"} ended` }),
+      P.make("p", { class: "caption", text: `${names}${total > 12 ? ` and ${total - 12} more` : ""}` }));
+    fold.open = endedOpen;
+    fold.addEventListener("toggle", () => { endedOpen = fold.open; });
+    return fold;
   };
   const told = (event) => {
     const where = `${event.row || ""} × ${event.task || ""} × ${P.protocol(event.protocol || "")}`;
@@ -41,10 +52,10 @@
   const draw = (state) => {
     latest = state;
     const pill = part("state");
-    pill.textContent = state.running ? `${state.running} ${state.running === 1 ? "row runs" : "rows run"}` : "nothing runs now";
+    pill.textContent = state.running ? `${state.running} ${state.running === 1 ? "model runs" : "models run"}` : "nothing runs now";
     pill.className = state.running ? "pill on" : "pill";
     const failed = state.failed ? `, ${state.failed} failed` : "";
-    part("counts").textContent = `${state.done}${state.asked === null ? "" : ` of ${state.asked}`} cells${failed}`;
+    part("counts").textContent = `${state.done}${state.asked === null ? "" : ` of ${state.asked}`} results${failed}`;
     part("left").textContent = state.left ? `about ${P.clock(state.left)} left` : "";
     part("cost").textContent = state.seconds ? `${P.clock(state.seconds)} of computing so far` : "";
     const bar = part("bar");
@@ -53,7 +64,7 @@
     const rows = state.running ? state.rows.filter((row) => row.running) : [];
     const ended = state.rows.filter((row) => !row.running);
     part("rows").replaceChildren(...rows.map((row) => card(row, state.lanes[row.name])),
-      ...(ended.length ? [P.make("p", { class: "caption", text: `Rows that ended: ${ended.slice(0, 12).map((row) => `${row.name} (${row.phase})`).join(", ")}${state.rows_total - rows.length > 12 ? ` and ${state.rows_total - rows.length - 12} more` : ""}` })] : []));
+      ...(ended.length ? [endedRows(ended, state.rows_total - rows.length)] : []));
     const log = state.events.map((event) => event.id).join();
     if (log !== shownLog) {
       shownLog = log;
@@ -66,7 +77,7 @@
   let shown = Number(board.dataset.cells);
   const note = document.querySelector("[data-so-far]");
   const state = (cells) => {
-    if (note) note.textContent = `The answer so far, from ${cells}${latest.asked === null ? "" : ` of ${latest.asked}`} cells, made ${P.clock(Math.max(0, Date.now() / 1000 - Number(note.dataset.made)))} ago; it renews itself.`;
+    if (note) note.textContent = `The answer so far, from ${cells}${latest.asked === null ? "" : ` of ${latest.asked}`} results, made ${P.clock(Math.max(0, Date.now() / 1000 - Number(note.dataset.made)))} ago; it renews itself.`;
   };
   if (note) setInterval(() => state(shown), 5000);
   const exchange = (cells, made) => fetch(board.dataset.answer).then((page) => (page.ok ? page.text() : "")).then((text) => {

@@ -100,13 +100,17 @@
   window.addEventListener("hashchange", reveal);
   document.addEventListener("click", (event) => { if (event.target.closest("a[href^='#']")) setTimeout(reveal); });
   reveal();
-  window.addEventListener("beforeprint", () => {
-    const all = document.documentElement.dataset.print === "all";
-    const boxes = all ? "details.section, details.more" : "#apart > details.section, #scores > details.section, #how > details.section";
+  /* All sections are printed where the button or the address (report.html?print=all) asks for it. */
+  const page = document.documentElement;
+  const addressAsksForAll = new URLSearchParams(location.search).get("print") === "all";
+  const openForPrinter = () => {
+    const boxes = page.dataset.print === "all" ? "details.section, details.more" : "#apart > details.section, #scores > details.section, #how > details.section";
     for (const box of document.querySelectorAll(boxes)) box.open = true;
-  });
-  window.addEventListener("afterprint", () => { delete document.documentElement.dataset.print; });
+  };
+  if (addressAsksForAll) { page.dataset.print = "all"; openForPrinter(); }
+  window.addEventListener("beforeprint", openForPrinter);
+  window.addEventListener("afterprint", () => { if (!addressAsksForAll) delete page.dataset.print; });
   for (const button of document.querySelectorAll("[data-print-all]")) {
-    button.addEventListener("click", () => { document.documentElement.dataset.print = "all"; window.print(); });
+    button.addEventListener("click", () => { page.dataset.print = "all"; window.print(); });
   }
 })(window.potentia);

@@ -64,14 +64,16 @@ window.potentia = window.potentia || {};
   P.show = (value, digits = 3) => {
     if (value === null || value === undefined || (typeof value === "number" && !Number.isFinite(value))) return "–";
     if (typeof value !== "number") return String(value);
-    if (Number.isInteger(value)) return value.toLocaleString("en");
     const size = Math.abs(value);
-    return size >= 1e6 || size < 10 ** -digits ? value.toExponential(2) : value.toFixed(digits);
+    const digitsOf = () => (size >= 1e6 || size < 10 ** -digits ? value.toExponential(2) : value.toFixed(digits));
+    const text = Number.isInteger(value) ? value.toLocaleString("en") : digitsOf();
+    return text.replace(/^-/, "−");
   };
   P.showP = (p) => (p === null ? "–" : p < 0.001 ? (p === 0 ? "< 1e-300" : p.toExponential(0)) : p.toFixed(3));
   P.protocol = (name) => {
     const [base, shots] = name.split(":");
-    return base === "few_shot" && shots ? `${shots}-shot` : base.replaceAll("_", "-");
+    const known = { direct: "before fine-tuning", train_before_test: "after fine-tuning", adjust: "adjusted" };
+    return base === "few_shot" && shots ? `${shots}-shot` : known[name] || name.replaceAll("_", "-");
   };
   P.clock = (seconds) => {
     if (seconds === null || seconds === undefined) return "";

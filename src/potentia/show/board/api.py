@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from potentia.run import is_running
 from potentia.show import cell_payload, filter_items, item_payload, lane_payload
-from potentia.show.board.board_state import BoardState, found_or_404
-from potentia.values.findings import jsonable
+from potentia.show.board.board_state import BoardState, require_or_404
+from potentia.values.findings import to_json_values
 
 Name = Annotated[str, Path(min_length=1, max_length=300)]
 PageNumber = Annotated[int, Query(ge=0, le=1_000_000, description="counted from 0")]
@@ -70,23 +70,23 @@ class FindingNames(BaseModel):
 
 def make_api(board: BoardState) -> APIRouter:
     """Make the routes of the API."""
-    api = APIRouter(
+    router = APIRouter(
         prefix="/api", responses={404: {"description": "there is nothing of that name"}}
     )
 
-    @api.get("/studies")
+    @router.get("/studies")
     def studies() -> list[StudySummary]:
         """Return all studies of the store, the one opened last first."""
-        return [StudySummary(**asdict(counts)) for counts in board.summaries()]
+        return [StudySummary(**asdict(counts)) for counts in board.study_counts()]
 
-    @api.get("/studies/{study}")
+    @router.get("/studies/{study}")
     def study(study: Name) -> dict[str, Any]:
         """Return what runs now: rows, lanes of running rows, counts, recent events."""
         return board.watch(study).current_state()
 
     events_only: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
-    @api.get("/studies/{study}/stream", response_class=StreamingResponse, responses=events_only)
+    @router.get("/studies/{study}/stream", response_class=StreamingResponse, responses=events_only)
     async def stream(study: Name) -> StreamingResponse:
         """Follow a study: server-sent events named ``state``, one whenever something changes."""
         watch = board.watch(study)
@@ -94,19 +94,19 @@ def make_api(board: BoardState) -> APIRouter:
             watch.stream(), media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
 
-    @api.get("/studies/{study}/answer")
+    @router.get("/studies/{study}/answer")
     async def answer(study: Name) -> dict[str, Any]:
         """Return the answer: headline, sentences, and every model's rank with its interval."""
         return (await board.snapshot(board.require_study(study).key)).answer
 
-    @api.get("/studies/{study}/outlook", response_model=dict[str, Any])
+    @router.get("/studies/{study}/outlook", response_model=dict[str, Any])
     async def outlook(study: Name) -> Any:
         """Return what is predicted of cells not measured yet: P(best), ranks with intervals; 404 once all is there."""
         return _answer_json(
             (await board.snapshot(board.require_study(study).key)).findings.get("completion")
         )
 
-    @api.get("/studies/{study}/findings")
+    @router.get("/studies/{study}/findings")
     async def findings(study: Name) -> FindingNames:
         """Name the findings of the study."""
         snapshot = await board.snapshot(board.require_study(study).key)
@@ -117,21 +117,21 @@ def make_api(board: BoardState) -> APIRouter:
             problem=snapshot.problem,
         )
 
-    @api.get("/studies/{study}/findings/{name}", response_model=dict[str, Any])
+    @router.get("/studies/{study}/findings/{name}", response_model=dict[str, Any])
     async def finding(study: Name, name: Name) -> Any:
         """Return one finding, as ``potentia analyze rankings --json`` prints it."""
         return _answer_json(
             (await board.snapshot(board.require_study(study).key)).findings.get(name)
         )
 
-    @api.get("/studies/{study}/scores/{protocol}", response_model=dict[str, Any])
+    @router.get("/studies/{study}/scores/{protocol}", response_model=dict[str, Any])
     async def scores(study: Name, protocol: Name) -> Any:
         """Return the score matrix of one protocol; missing scores are null."""
         return _answer_json(
             (await board.snapshot(board.require_study(study).key)).scores.get(protocol)
         )
 
-    @api.get("/studies/{study}/cells")
+    @router.get("/studies/{study}/cells")
     def cells(
         study: Name,
         protocol: OptionalName = None,
@@ -156,7 +156,7 @@ def make_api(board: BoardState) -> APIRouter:
             total=board.store.cells.count(**filters), page=page, size=size, entries=entries
         )
 
-    @api.get("/studies/{study}/lanes")
+    @router.get("/studies/{study}/lanes")
     def lanes(
         study: Name, model: OptionalName = None, page: PageNumber = 0, size: PageSize = 50
     ) -> Listing:
@@ -167,16 +167,16 @@ def make_api(board: BoardState) -> APIRouter:
             {"model": lane.model, "cell": lane.cell, **lane_payload(lane)} for lane in records
         ]
         total = board.store.lanes.count(study=key, model=model)
-        return Listing(total=total, page=page, size=size, entries=jsonable(entries))
+        return Listing(total=total, page=page, size=size, entries=to_json_values(entries))
 
-    @api.get("/studies/{study}/failures")
+    @router.get("/studies/{study}/failures")
     def failures(study: Name, page: PageNumber = 0, size: PageSize = 50) -> Listing:
-        """Return the cells that failed, with the reason."""
+        """Return the results that failed, with the reason."""
         records = board.store.failures.read(study=board.require_study(study).key)
         entries = [asdict(failure) for failure in records[page * size : (page + 1) * size]]
         return Listing(total=len(records), page=page, size=size, entries=entries)
 
-    @api.get("/studies/{study}/events")
+    @router.get("/studies/{study}/events")
     def events(
         study: Name,
         after: Annotated[int, Query(ge=0, le=2**62, description="the last id already seen")] = 0,
@@ -186,15 +186,15 @@ def make_api(board: BoardState) -> APIRouter:
         records = board.store.events.read(
             board.require_study(study).key, after_id=after, limit=limit
         )
-        return [jsonable(asdict(event)) for event in records]
+        return [to_json_values(asdict(event)) for event in records]
 
-    @api.get("/cells/{key}")
+    @router.get("/cells/{key}")
     def cell(key: Name) -> dict[str, Any]:
         """Return one cell: scores, what validation chose, lanes with curves, and how it was made."""
         record = board.require_cell(key)
         return cell_payload(record, board.store.lanes.read(cell=key), with_provenance=True)
 
-    @api.get("/cells/{key}/items")
+    @router.get("/cells/{key}/items")
     def items(
         key: Name,
         page: PageNumber = 0,
@@ -208,19 +208,19 @@ def make_api(board: BoardState) -> APIRouter:
         board.require_cell(key)
         matching = filter_items(board.items(key), query=query, outcome=outcome)
         on_page = matching[page * size : (page + 1) * size]
-        entries = [jsonable(item_payload(item)) for item in on_page]
+        entries = [to_json_values(item_payload(item)) for item in on_page]
         return Listing(total=len(matching), page=page, size=size, entries=entries)
 
-    @api.get("/{rest:path}", include_in_schema=False)
+    @router.get("/{rest:path}", include_in_schema=False)
     def nothing(rest: str) -> None:
         raise HTTPException(404, "there is nothing of that name")
 
-    return api
+    return router
 
 
 def _answer_json(text: str | None) -> Response:
     """Answer with JSON made earlier, or 404."""
-    return Response(found_or_404(text), media_type="application/json")
+    return Response(require_or_404(text), media_type="application/json")
 
 
 def render_prometheus_metrics(board: BoardState) -> str:
@@ -229,7 +229,7 @@ def render_prometheus_metrics(board: BoardState) -> str:
     running: list[Sample] = []
     seconds: list[Sample] = []
     rows: list[tuple[Mapping[str, str], Mapping[str, Any]]] = []  # labels, and what a row reports
-    for study in board.summaries():
+    for study in board.study_counts():
         labels = {"study": study.name, "key": study.key}
         if study.asked is not None:  # imported scores were never asked for
             cells.append(({**labels, "state": "asked"}, study.asked))
@@ -248,46 +248,48 @@ def render_prometheus_metrics(board: BoardState) -> str:
 
     silent = [(labels, max(0.0, time.time() - at)) for labels, at in samples_of_rows("at")]
     families = [
-        _render_family("cells", "Cells of a study: asked for, done and failed.", cells),
-        _render_family("rows_running", "Rows (models) of a study that are computed now.", running),
+        _render_family("cells", "Results of a study: asked for, done and failed.", cells),
+        _render_family("rows_running", "Models of a study that are computed now.", running),
         _render_family(
             "cell_seconds_total",
-            "Seconds that the cells of a study took to compute.",
+            "Seconds that the results of a study took to compute.",
             seconds,
             metric_type="counter",
         ),
         _render_family(
             "row_tokens_per_second",
-            "Tokens a second of a row.",
+            "Tokens per second of a model's job.",
             samples_of_rows("tokens_per_second"),
         ),
         _render_family(
             "row_seconds_left",
-            "Seconds that the present phase of a row will take.",
+            "Seconds that the present phase of a model's job will take.",
             samples_of_rows("left"),
         ),
         _render_family(
-            "row_lanes", "Lanes of a row that are tuned now.", samples_of_rows("lanes_active")
+            "row_lanes", "Fine-tunings of a model that run now.", samples_of_rows("lanes_active")
         ),
-        _render_family("row_silent_seconds", "Seconds since a running row last spoke.", silent),
+        _render_family(
+            "row_silent_seconds", "Seconds since the last report of a running job.", silent
+        ),
     ]
     return "".join(families)
 
 
 def _render_family(
-    name: str, description: str, samples: Iterable[Sample], *, metric_type: str = "gauge"
+    metric_name: str, description: str, samples: Iterable[Sample], *, metric_type: str = "gauge"
 ) -> str:
-    name = f"potentia_{name}"
-    lines = [f"# HELP {name} {description}", f"# TYPE {name} {metric_type}"]
+    metric_name = f"potentia_{metric_name}"
+    lines = [f"# HELP {metric_name} {description}", f"# TYPE {metric_name} {metric_type}"]
     for labels, value in samples:
-        lines.append(f"{name}{{{_render_labels(labels)}}} {float(value):.10g}")
+        lines.append(f"{metric_name}{{{_render_labels(labels)}}} {float(value):.10g}")
     return "\n".join([*lines, ""])
 
 
 def _render_labels(labels: Mapping[str, str]) -> str:
     escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
     rendered = []
-    for name, value in labels.items():
+    for label_name, value in labels.items():
         plain = value.encode("utf-8", "replace").decode()
-        rendered.append(f'{name}="{plain.translate(escapes)}"')
+        rendered.append(f'{label_name}="{plain.translate(escapes)}"')
     return ",".join(rendered)

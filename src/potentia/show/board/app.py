@@ -29,7 +29,7 @@ from potentia.errors import InputError, PotentiaError
 from potentia.processes import raise_descriptor_limit
 from potentia.show import cell_payload
 from potentia.show.board.api import PROMETHEUS_TYPE, Name, make_api, render_prometheus_metrics
-from potentia.show.board.board_state import BoardState, found_or_404
+from potentia.show.board.board_state import BoardState, require_or_404
 from potentia.show.board.security import RequestGuard, is_loopback
 from potentia.show.board.snapshot import SnapshotCache, StudySnapshot, make_snapshot
 from potentia.show.page import SCRIPTS, STYLES, asset, environment
@@ -68,7 +68,7 @@ def create_app(
 
     app = FastAPI(
         title="Potentia",
-        description="Read-only access to a result store: studies, cells, items, findings, and what runs now.",
+        description="Read-only access to a result store: studies, results, examples, findings, and what runs now.",
         version=version("potentia"),
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
@@ -103,7 +103,8 @@ def create_app(
     @app.exception_handler(RequestValidationError)
     async def answer_invalid(request: Request, error: RequestValidationError) -> Response:
         problems = [
-            {"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()
+            {"loc": list(problem["loc"]), "msg": problem["msg"], "type": problem["type"]}
+            for problem in error.errors()
         ]
         return answer_error(request, 422, problems, "there is no such page")
 
@@ -141,9 +142,7 @@ def make_pages(board: BoardState) -> APIRouter:
 
     @pages.get("/")
     async def show_home() -> HTMLResponse:
-        return _render_page(
-            "home.html", title="studies", studies=await board.summaries_with_leaders()
-        )
+        return _render_page("home.html", title="studies", studies=await board.study_overviews())
 
     @pages.get("/studies/{study}")
     async def show_study(study: Name) -> HTMLResponse:
@@ -179,14 +178,14 @@ def make_pages(board: BoardState) -> APIRouter:
             limit=1,
         )
         cells = await run_in_threadpool(find_cells)
-        cell = found_or_404(next(iter(cells), None), "there is no such cell")
+        cell = require_or_404(next(iter(cells), None), "there is no such result")
         return await show_cell(study, cell.key)
 
     @pages.get("/studies/{study}/{section}")
     async def show_section(study: Name, section: Name) -> HTMLResponse:
         record = await run_in_threadpool(board.require_study, study)
         snapshot = await board.snapshot(record.key)
-        html = found_or_404(
+        html = require_or_404(
             snapshot.section(section), "this study has nothing to show here, or not yet"
         )
         cells, _ = await run_in_threadpool(board.count_results, record.key)
@@ -204,21 +203,21 @@ def make_pages(board: BoardState) -> APIRouter:
     @pages.get("/studies/{study}/data/{name}")
     async def serve_section_data(study: Name, name: Name) -> Response:
         record = await run_in_threadpool(board.require_study, study)
-        packed = found_or_404((await board.snapshot(record.key)).parts.get(name))
+        packed = require_or_404((await board.snapshot(record.key)).packed_values.get(name))
         return Response(packed, media_type="application/json", headers={"content-encoding": "gzip"})
 
     @pages.get("/studies/{study}/cells/{cell}")
     async def show_cell(study: Name, cell: Name) -> HTMLResponse:
         record = await run_in_threadpool(board.require_study, study)
-        found = await run_in_threadpool(board.require_cell, cell)
+        cell_record = await run_in_threadpool(board.require_cell, cell)
         lanes = await run_in_threadpool(lambda: board.store.lanes.read(cell=cell))
         snapshot = await board.snapshot(record.key)
         return _render_page(
             "cell.html",
             title=record.name,
-            cell=cell_payload(found, lanes),
+            cell=cell_payload(cell_record, lanes),
             key=record.key,
-            provenance=found.provenance.to_dict(),
+            provenance=cell_record.provenance.to_dict(),
             sections=snapshot.sections,
             here="cells",
         )
@@ -264,10 +263,12 @@ class _ServedAsset:
 
 
 @cache
-def _load_asset(name: str) -> _ServedAsset:
-    body = asset(name).encode()
+def _load_asset(asset_name: str) -> _ServedAsset:
+    body = asset(asset_name).encode()
     digest = hashlib.sha256(body).hexdigest()[:12]
-    return _ServedAsset(body, gzip.compress(body, mtime=0), address=f"/assets/{name}?v={digest}")
+    return _ServedAsset(
+        body, gzip.compress(body, mtime=0), address=f"/assets/{asset_name}?v={digest}"
+    )
 
 
 def choose_token(host: str, token: str | None) -> str | None:
@@ -348,7 +349,10 @@ def serve_board(
     token: str | None = None,
     history: tuple[str, ...] = (),
 ) -> None:
-    """Serve the board of a store on a bound socket until interrupted."""
+    """Serve the board of a store on a bound socket until interrupted.
+
+    ``history`` are stores or score files of other models, to predict cells that are not measured yet.
+    """
     import uvicorn
 
     from potentia.show.board.request_timeout import TimedRequestProtocol
@@ -372,6 +376,6 @@ def serve_board(
         # Half of the descriptors are for files; who comes too late gets a 503.
         limit_concurrency=raise_descriptor_limit(MOST_DESCRIPTORS) // 2,
     )
-    for name in ("asyncio", "uvicorn.error"):
-        logging.getLogger(name).addFilter(RateLimitedLog())
+    for logger_name in ("asyncio", "uvicorn.error"):
+        logging.getLogger(logger_name).addFilter(RateLimitedLog())
     Server(config).run(sockets=[listener])

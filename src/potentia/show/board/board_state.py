@@ -17,11 +17,18 @@ from fastapi import HTTPException
 from starlette.concurrency import run_in_threadpool
 
 from potentia.errors import StoreError
-from potentia.evidence import find_study
-from potentia.run import PACED, count_planned_cells, estimate_seconds_left, is_running
+from potentia.run import (
+    PACED,
+    WORK_EVENT,
+    StudyClock,
+    count_planned_cells,
+    estimate_seconds_left,
+    is_running,
+)
 from potentia.show import lane_payload
-from potentia.store import CellRecord, Store, StudyRecord
-from potentia.values.findings import jsonable
+from potentia.store import CellRecord, Store, StudyRecord, match_studies
+from potentia.values.findings import to_json_values
+from potentia.values.fine_tuning import LaneStatus
 from potentia.values.scores import ItemOutcome
 
 if TYPE_CHECKING:
@@ -98,38 +105,41 @@ class BoardState:
         self.snapshots.close()
         self.store.close()
 
-    def _read_cached(self, name: str, read: Callable[[], T]) -> T:
+    def _read_cached(self, cache_key: str, read: Callable[[], T]) -> T:
         """Return what is read, as of a second ago at most."""
-        read_at, value = self._cache.get(name, (-LOOK_SECONDS, None))
+        read_at, value = self._cache.get(cache_key, (-LOOK_SECONDS, None))
         if time.monotonic() - read_at > LOOK_SECONDS:
             value = read()
-            self._cache[name] = (time.monotonic(), value)
+            self._cache[cache_key] = (time.monotonic(), value)
         return cast(T, value)
 
     def studies(self) -> list[StudyRecord]:
         """Return the studies."""
         return self._read_cached("studies", self.store.studies.read)
 
-    def summaries(self) -> list[StudyCounts]:
+    def study_counts(self) -> list[StudyCounts]:
         """Return every study with its counts."""
 
         def count_every_study() -> list[StudyCounts]:
             return [self.watch(record.key).count_cells() for record in self.studies()]
 
-        return self._read_cached("summaries", count_every_study)
+        return self._read_cached("study counts", count_every_study)
 
-    def count_results(self, key: str) -> tuple[int, int]:
+    def count_results(self, study_key: str) -> tuple[int, int]:
         """Return how many cells and failures a study has."""
 
         def count() -> tuple[int, int]:
-            return (self.store.cells.count(study=key), len(self.store.failures.read(study=key)))
+            return (
+                self.store.cells.count(study=study_key),
+                len(self.store.failures.read(study=study_key)),
+            )
 
-        return self._read_cached(f"results of {key}", count)
+        return self._read_cached(f"results of {study_key}", count)
 
-    async def summaries_with_leaders(self) -> list[StudyOverview]:
-        """Return the summaries with the time left of what runs, and who leads in the studies opened last."""
+    async def study_overviews(self) -> list[StudyOverview]:
+        """Return every study with its counts, the time left of what runs, and who leads in the studies opened last."""
         overviews = []
-        for position, counts in enumerate(await run_in_threadpool(self.summaries)):
+        for position, counts in enumerate(await run_in_threadpool(self.study_counts)):
             seconds_left = None
             headline = ""
             is_partial = False
@@ -148,26 +158,31 @@ class BoardState:
             overviews.append(overview)
         return overviews
 
-    def require_study(self, name: str) -> StudyRecord:
+    def require_study(self, study_name: str) -> StudyRecord:
         """Return the study with this key or name, or answer 404; one that began this second is looked for anew."""
-        record = find_study(self.studies(), name) or find_study(self.store.studies.read(), name)
-        return found_or_404(record, "there is no such study")
+        matches = match_studies(self.studies(), study_name)
+        if not matches:
+            matches = match_studies(self.store.studies.read(), study_name)
+        record = matches[0] if matches else None
+        return require_or_404(record, "there is no such study")
 
-    def watch(self, name: str) -> StudyWatch:
+    def watch(self, study_name: str) -> StudyWatch:
         """Return the watch of a study; all its listeners share one."""
-        record = self.require_study(name)
+        record = self.require_study(study_name)
         if record.key not in self._watches:
             self._watches[record.key] = StudyWatch(self.store, record)
         return self._watches[record.key]
 
-    async def snapshot(self, key: str) -> StudySnapshot:
+    async def snapshot(self, study_key: str) -> StudySnapshot:
         """Return the study's latest snapshot; the first is waited for."""
-        return await self.snapshots.get(key, await run_in_threadpool(self.count_results, key))
+        return await self.snapshots.get(
+            study_key, await run_in_threadpool(self.count_results, study_key)
+        )
 
-    async def latest_snapshot(self, key: str) -> StudySnapshot | None:
+    async def latest_snapshot(self, study_key: str) -> StudySnapshot | None:
         """Return the study's latest snapshot, or None while the first is being made."""
-        stamp = await run_in_threadpool(self.count_results, key)
-        return self.snapshots.get_latest(key, stamp)
+        stamp = await run_in_threadpool(self.count_results, study_key)
+        return self.snapshots.get_latest(study_key, stamp)
 
     async def begin_first_snapshot(self) -> None:
         """Begin the first snapshot of the study opened last, before anyone asks."""
@@ -175,19 +190,19 @@ class BoardState:
         if records:
             await self.latest_snapshot(records[0].key)
 
-    def require_cell(self, key: str) -> CellRecord:
+    def require_cell(self, cell_key: str) -> CellRecord:
         """Return one cell, or answer 404."""
-        cell = None if "\0" in key else self.store.cells.get(key)
-        return found_or_404(cell, "there is no such cell")
+        cell = None if "\0" in cell_key else self.store.cells.get(cell_key)
+        return require_or_404(cell, "there is no such result")
 
-    def _read_items(self, key: str) -> list[ItemOutcome]:
+    def _read_items(self, cell_key: str) -> list[ItemOutcome]:
         try:
-            return self.store.cells.read_items(key)
+            return self.store.cells.read_items(cell_key)
         except StoreError as error:  # the items folder was left behind
             raise HTTPException(404, error.message) from error
 
 
-def found_or_404(value: T | None, otherwise: str = "there is nothing of that name") -> T:
+def require_or_404(value: T | None, otherwise: str = "there is nothing of that name") -> T:
     """Return a value that is there, or answer 404."""
     if value is None:
         raise HTTPException(404, otherwise)
@@ -202,6 +217,7 @@ class StudyWatch:
         self.record = record
         self.stopped = False
         self._events: deque[dict[str, Any]] = deque(maxlen=RECENT_EVENTS)
+        self._clock = StudyClock(store, record.key)
         self._end_times: deque[float] = deque(maxlen=PACED + 1)  # at which cells ended
         self._last_event = store.events.read_last_id(record.key, before=RECENT_EVENTS)
         self._listeners: set[asyncio.Queue[str]] = set()
@@ -213,19 +229,19 @@ class StudyWatch:
 
     def count_cells(self) -> StudyCounts:
         """Return how far the study is, from a few short queries."""
-        key = self.record.key
-        finished = self.store.cells.count(study=key)
+        study_key = self.record.key
+        finished = self.store.cells.count(study=study_key)
         if finished != self._planned_cells[0]:
             self._planned_cells = (finished, count_planned_cells(self.store, self.record))
         return StudyCounts(
-            key=key,
+            key=study_key,
             name=self.record.name,
             created=self.record.created,
             asked=self._planned_cells[1],
             done=finished,
-            failed=len(self.store.failures.read(study=key)),
-            running=sum(map(is_running, self.store.events.read_progress(key).values())),
-            seconds=self.store.cells.sum_seconds(study=key),
+            failed=len(self.store.failures.read(study=study_key)),
+            running=sum(map(is_running, self.store.events.read_progress(study_key).values())),
+            seconds=self.store.cells.sum_seconds(study=study_key),
         )
 
     def current_state(self) -> dict[str, Any]:
@@ -239,35 +255,50 @@ class StudyWatch:
 
     def _read_state(self) -> dict[str, Any]:
         """Read rows, lanes of running rows, counts and recent events from the store."""
-        key = self.record.key
+        study_key = self.record.key
         self._read_new_events()
-        progress = self.store.events.read_progress(key)
-        rows = [_row_payload(name, row_progress) for name, row_progress in progress.items()]
+        progress = self.store.events.read_progress(study_key)
+        rows = [_row_payload(model, row_progress) for model, row_progress in progress.items()]
         rows.sort(key=lambda row: (not row["running"], -(row["at"] or 0)))
         running_rows = [row["name"] for row in rows if row["running"]]
-        start_times = [float(progress[name].get("began", math.inf)) for name in running_rows]
+        start_times = [float(progress[model].get("began", math.inf)) for model in running_rows]
         counts = self.count_cells()
         pending = (counts.asked or 0) - counts.done - counts.failed
         lanes = {}
-        for name in running_rows[:MOST_ROWS_WITH_LANES]:
-            lanes[name] = self._read_lanes(progress[name].get("model", name))
+        for model in running_rows[:MOST_ROWS_WITH_LANES]:
+            lanes[model] = self._read_lanes(progress[model].get("model", model))
         began = min(start_times, default=math.inf)
         state = {
             **asdict(counts),
-            "study": key,
+            "study": study_key,
             "running": len(running_rows),
             "rows_total": len(rows),
-            "left": estimate_seconds_left(began, self._end_times, pending),
+            "left": self._estimate_seconds_left(running_rows, began, pending),
             "rows": rows[:MOST_ROWS],
             "lanes": lanes,
             "events": list(self._events)[::-1],
         }
-        return cast(dict[str, Any], jsonable(state))
+        return cast(dict[str, Any], to_json_values(state))
+
+    def _estimate_seconds_left(
+        self, running_rows: list[str], began: float, pending: int
+    ) -> float | None:
+        """Return the seconds to go by the work under way, or by ended cells where there are very many."""
+        if not running_rows:
+            return None
+        seconds_left = None
+        if len(self._end_times) <= PACED:
+            seconds_left = self._clock.estimate_seconds()
+        if seconds_left is None:
+            seconds_left = estimate_seconds_left(began, self._end_times, pending)
+        return seconds_left
 
     def _read_new_events(self) -> None:
         while events := self.store.events.read(self.record.key, after_id=self._last_event):
             self._last_event = events[-1].id
             for event in events[-RECENT_EVENTS:]:
+                if event.kind == WORK_EVENT:  # of use to the clock alone
+                    continue
                 payload = {"id": event.id, "kind": event.kind, "at": event.time, **event.payload}
                 payload.pop("traceback", None)
                 self._events.append(payload)
@@ -277,7 +308,9 @@ class StudyWatch:
 
     def _read_lanes(self, model: str) -> list[dict[str, Any]]:
         lanes = self.store.lanes.read(study=self.record.key, model=model)
-        lanes.sort(key=lambda lane: (lane.status != "training", lane.task, lane.learning_rate))
+        lanes.sort(
+            key=lambda lane: (lane.status != LaneStatus.TRAINING, lane.task, lane.learning_rate)
+        )
         return [lane_payload(lane) for lane in lanes[:MOST_LANES]]
 
     async def stream(self) -> AsyncIterator[str]:
@@ -320,6 +353,6 @@ class StudyWatch:
         self._task = None
 
 
-def _row_payload(name: str, progress: dict[str, Any]) -> dict[str, Any]:
+def _row_payload(model: str, progress: dict[str, Any]) -> dict[str, Any]:
     fields = {field: progress.get(field) for field in ROW_FIELDS}
-    return {"name": name, "running": is_running(progress), **fields}
+    return {"name": model, "running": is_running(progress), **fields}

@@ -60,8 +60,8 @@ class RequestGuard:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
+                for header, value in HEADERS.items():
+                    headers.setdefault(header, value)
             await send(message)
 
         request = Request(scope, receive)
@@ -91,12 +91,12 @@ class RequestGuard:
         is_wrong = False
         parameters = request.query_params
         if request.method == "GET" and self._is_token(parameters.get("token", "")):
-            others = [pair for pair in parameters.multi_items() if pair[0] != "token"]
-            query = f"?{urlencode(others)}" if others else ""
+            kept_parameters = [pair for pair in parameters.multi_items() if pair[0] != "token"]
+            query = f"?{urlencode(kept_parameters)}" if kept_parameters else ""
             return self._admit(request, request.url.path + query)
         if request.method == "POST" and request.url.path == "/login":
-            form = parse_qs(await _read_form(request))
-            if self._is_token(form.get("token", [""])[0]):
+            form_fields = parse_qs(await _read_form(request))
+            if self._is_token(form_fields.get("token", [""])[0]):
                 return self._admit(request, "/")
             is_wrong = True
         headers = {"www-authenticate": 'Bearer realm="Potentia"'}
@@ -136,8 +136,8 @@ def parse_host(header: str) -> str:
 
 async def _read_form(request: Request) -> str:
     body = b""
-    async for part in request.stream():
-        body += part
+    async for body_part in request.stream():
+        body += body_part
         if len(body) > LONGEST_FORM:
             break
     return body[:LONGEST_FORM].decode("utf-8", "replace")

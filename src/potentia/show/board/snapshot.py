@@ -21,12 +21,13 @@ from potentia.errors import PotentiaError, StoreError
 from potentia.evidence import read
 from potentia.processes import exit_with_parent, lower_priority
 from potentia.show import ReportOptions, build_sections, make_answer, make_report
-from potentia.show.page import Parts
-from potentia.values.findings import jsonable
+from potentia.show.page import PageData
+from potentia.values.findings import to_json_values
 
 LEAST_SECONDS = 5.0  # between two snapshots of a study
 REST_RATIO = 20  # and this many times as long as the last one took, where little is new
-OLDEST_SECONDS = 120.0  # seconds: no longer than this, unless a snapshot takes half of it
+# The longest wait where anything is new, or twice a snapshot's own time if that is more.
+OLDEST_SECONDS = 120.0
 GROWTH = 1.25  # times as many cells: due at once
 
 
@@ -35,21 +36,21 @@ class StudySnapshot:
     """What the pages and the API say of a study at one moment."""
 
     study: str
-    stamp: tuple[int, int]  # cells and failures it knows
+    stamp: tuple[int, int]  # cells and failures when it was asked for; it may know more
     seconds: float
     made: float = field(default_factory=time.time)  # when
     sections: tuple[tuple[str, str, str], ...] = ()  # id, title, HTML
     # name → packed JSON that the pages fetch by need
-    parts: dict[str, bytes] = field(default_factory=dict)
+    packed_values: dict[str, bytes] = field(default_factory=dict)
     problem: str = ""
     answer: dict[str, Any] = field(default_factory=dict)
     findings: dict[str, str] = field(default_factory=dict)  # name → JSON
     scores: dict[str, str] = field(default_factory=dict)  # protocol → JSON
 
-    def section(self, name: str) -> str | None:
+    def section(self, section_name: str) -> str | None:
         """Return the HTML of a section."""
         for section_id, _, html in self.sections:
-            if section_id == name:
+            if section_id == section_name:
                 return html
         return None
 
@@ -61,9 +62,9 @@ def make_snapshot(
     began = time.monotonic()
     try:
         options = ReportOptions(history=read(*history)) if history else None
-        data = make_report(read(location, study=study), items=0, options=options)
-        parts = Parts(f"/studies/{study}")
-        sections = build_sections(data, parts)
+        report_data = make_report(read(location, study=study), items=0, options=options)
+        page_data = PageData(f"/studies/{study}")
+        sections = build_sections(report_data, page_data)
     except PotentiaError as error:
         return StudySnapshot(study, stamp, time.monotonic() - began, problem=error.message)
     return StudySnapshot(
@@ -71,12 +72,16 @@ def make_snapshot(
         stamp=stamp,
         seconds=time.monotonic() - began,
         sections=tuple(sections),
-        parts=parts.kept,
-        problem=data.problem,
-        answer=jsonable(make_answer(data)),
-        findings={name: json.dumps(finding.to_dict()) for name, finding in data.named().items()},
+        packed_values=page_data.packed_values,
+        problem=report_data.problem,
+        answer=to_json_values(make_answer(report_data)),
+        findings={
+            finding_name: json.dumps(finding.to_dict())
+            for finding_name, finding in report_data.findings_by_name().items()
+        },
         scores={
-            name: json.dumps(jsonable(matrix)) for name, matrix in data.evidence.scores.items()
+            protocol: json.dumps(to_json_values(matrix))
+            for protocol, matrix in report_data.evidence.scores.items()
         },
     )
 
@@ -97,12 +102,12 @@ class SnapshotCache:
         self,
         location: str,
         executor: Executor | None = None,
-        make: Callable[[str, str, tuple[int, int]], StudySnapshot] = make_snapshot,
+        snapshot_maker: Callable[[str, str, tuple[int, int]], StudySnapshot] = make_snapshot,
     ) -> None:
-        self.where = location
+        self.location = location
         self.stopped = False
         self._executor = executor
-        self._make = make
+        self._snapshot_maker = snapshot_maker  # runs later, in the worker
         self._latest: dict[str, StudySnapshot] = {}
         self._pending: dict[str, asyncio.Future[StudySnapshot]] = {}
         self._not_before: dict[str, float] = {}
@@ -145,7 +150,7 @@ class SnapshotCache:
                 1, mp_context=get_context("spawn"), initializer=_prepare_worker
             )
         pending = asyncio.get_running_loop().run_in_executor(
-            self._executor, self._make, self.where, study, stamp
+            self._executor, self._snapshot_maker, self.location, study, stamp
         )
         self._pending[study] = pending
         pending.add_done_callback(lambda finished: self._store_snapshot(study, finished))
@@ -153,12 +158,13 @@ class SnapshotCache:
     def _is_due(self, study: str, latest: StudySnapshot, stamp: tuple[int, int]) -> bool:
         if time.monotonic() < self._not_before.get(study, 0.0):
             return False
-        shortest_wait = 2 * latest.seconds  # the worker never does this alone
+        # One study takes a third of the worker's time at most.
+        shortest_wait = 2 * latest.seconds
         if sum(stamp) >= GROWTH * sum(latest.stamp):
-            wait = shortest_wait
+            required_wait = shortest_wait
         else:
-            wait = min(REST_RATIO * latest.seconds, max(OLDEST_SECONDS, shortest_wait))
-        return time.time() - latest.made >= wait
+            required_wait = min(REST_RATIO * latest.seconds, max(OLDEST_SECONDS, shortest_wait))
+        return time.time() - latest.made >= required_wait
 
     def _store_snapshot(self, study: str, finished: asyncio.Future[StudySnapshot]) -> None:
         self._pending.pop(study, None)
