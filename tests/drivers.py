@@ -16,13 +16,14 @@ import time
 from pathlib import Path
 
 from potentia.store.records import process_start
+from speed import PATIENCE
 
 
 class Driver:
     """A run under way; its process is the leader of a group of its own."""
 
-    def __init__(self, pid: int, place: Path) -> None:
-        self.pid, self.place, self.began = pid, place, process_start(pid)
+    def __init__(self, pid: int, driver_folder: Path) -> None:
+        self.pid, self.place, self.began = pid, driver_folder, process_start(pid)
 
     @property
     def said(self) -> str:
@@ -36,7 +37,7 @@ class Driver:
         with contextlib.suppress(ProcessLookupError):  # it was quicker
             (os.killpg if group else os.kill)(self.pid, number)
 
-    def wait(self, timeout: float = 300.0) -> int | None:
+    def wait(self, timeout: float = PATIENCE) -> int | None:
         """Return the exit code, negative where a signal ended it; None where it runs on."""
         end = time.monotonic() + timeout
         while self.alive:
@@ -82,13 +83,13 @@ class Nursery:
     ) -> Driver:
         """Start ``potentia ARGUMENTS`` in a folder, within limits of the system: ``FSIZE`` as on a full disk."""
         self.made += 1
-        place = self.folder / f"driver-{self.made}"
-        place.with_suffix(".out").touch()
+        driver_folder = self.folder / f"driver-{self.made}"
+        driver_folder.with_suffix(".out").touch()
         assert self.process.stdin is not None
-        order = [str(place), limits or {}, str(cwd or "."), environment, *arguments]
+        order = [str(driver_folder), limits or {}, str(cwd or "."), environment, *arguments]
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
-        return Driver(int(self._answer()), place)
+        return Driver(int(self._answer()), driver_folder)
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -116,28 +117,28 @@ def _nurse() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
     print("ready", flush=True)
     for line in sys.stdin:
-        place, limits, cwd, environment, *arguments = json.loads(line)
+        driver_folder, limits, cwd, environment, *arguments = json.loads(line)
         pid = os.fork()
         if pid == 0:
             os.environ.update(environment)
             os.chdir(cwd)
-            _child(Path(place), limits, arguments)
+            _child(Path(driver_folder), limits, arguments)
         print(pid, flush=True)
 
 
-def _child(place: Path, limits: dict[str, int], arguments: list[str]) -> None:
+def _child(driver_folder: Path, limits: dict[str, int], arguments: list[str]) -> None:
     import resource
 
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    out = os.open(place.with_suffix(".out"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    out = os.open(driver_folder.with_suffix(".out"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(out, 1)
     os.dup2(out, 2)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    for name, most in limits.items():
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
+    for name, limit in limits.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
     sys.argv = ["potentia", *arguments]
     code: object = 1
     try:
@@ -153,9 +154,9 @@ def _child(place: Path, limits: dict[str, int], arguments: list[str]) -> None:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    aside = place.with_suffix(f".{os.getpid()}")
+    aside = driver_folder.with_suffix(f".{os.getpid()}")
     aside.write_text(str(code))  # a few bytes: also where files cannot grow
-    aside.replace(place.with_suffix(".rc"))
+    aside.replace(driver_folder.with_suffix(".rc"))
     os._exit(int(code) if isinstance(code, int) else 1)
 
 

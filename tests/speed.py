@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+PATIENCE = 1_500.0  # seconds after which a wait counts as endless; a busy machine is slow
+
 
 def processor_seconds(work: Callable[[], object]) -> float:
     """Return the processor seconds that a call takes."""

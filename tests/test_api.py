@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def test_the_names_that_the_documents_use_are_there():
     } - {"db"}
     assert {
         "read",
-        "find_rankings",
+        "rankings",
         "find_test_task",
         "find_stability",
         "find_proxies",
@@ -65,7 +66,7 @@ def test_an_analysis_takes_what_read_takes(tmp_path: Path):
     options = potentia.RankingOptions()
     first = str(potentia.find_rankings(evidence, options))
     assert str(potentia.find_rankings(str(table), options)) == first
-    assert str(potentia.find_rankings(evidence.frame()[["model", "task", "score"]], options))
+    assert str(potentia.find_rankings(evidence.to_frame()[["model", "task", "score"]], options))
     assert str(potentia.find_rankings(evidence.scores, options))
 
 
@@ -82,10 +83,10 @@ def test_a_type_checker_sees_the_public_names(tmp_path: Path):
     code = "import potentia\nreveal_type(potentia.read)\npotentia.no_such_name\n"
     file = tmp_path / "use.py"
     file.write_text(code)
-    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", str(file)]
-    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    assert "-> potentia.evidence.evidence.Evidence" in told
-    assert 'has no attribute "no_such_name"' in told
+    command = [sys.executable, "-m", "mypy", str(file)]  # shares the cache of `make lint`
+    result = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    assert "-> potentia.evidence.evidence.Evidence" in result
+    assert 'has no attribute "no_such_name"' in result
 
 
 def write_scores(path: Path) -> Path:
@@ -100,7 +101,7 @@ def write_scores(path: Path) -> Path:
 
 def test_python_has_the_names_of_the_commands(tmp_path: Path):
     table = write_scores(tmp_path / "scores.csv")
-    for source in (table, str(table), potentia.read(table), potentia.read(table).frame()):
+    for source in (table, str(table), potentia.read(table), potentia.read(table).to_frame()):
         assert potentia.rankings(source).scoreboard.headline()
         assert potentia.compare(source, "a", "b").sentences()
         assert "improve" in potentia.checkpoints(source).headline()
@@ -108,9 +109,18 @@ def test_python_has_the_names_of_the_commands(tmp_path: Path):
     assert potentia.report(table, tmp_path / "r.html").stat().st_size > 10_000
 
 
+def test_what_a_notebook_shows_is_short(tmp_path: Path):
+    evidence = potentia.read(write_scores(tmp_path / "scores.csv"))
+    picture = potentia.rankings(evidence).aggregate["direct"].plot()
+    assert repr(picture) == "Drawing('Rank by each way of aggregating: before fine-tuning')"
+    assert repr(potentia.make_report(evidence)) == f"ReportData({evidence!r})"
+    study = potentia.make_study({"models": ["a", "b"], "tasks": ["arc_easy"], "name": "first"})
+    assert repr(study) == "Study('first', 2 models × 1 task × 2 protocols)"
+
+
 def test_every_finding_is_a_frame_and_has_a_short_repr(tmp_path: Path):
-    found = potentia.rankings(write_scores(tmp_path / "scores.csv"))
-    for finding in (found, *found.named().values()):
+    result = potentia.rankings(write_scores(tmp_path / "scores.csv"))
+    for finding in (result, *result.findings_by_name().values()):
         assert len(repr(finding)) <= 200
         assert repr(finding).startswith(type(finding).__name__)
         if finding.tables():
@@ -118,7 +128,7 @@ def test_every_finding_is_a_frame_and_has_a_short_repr(tmp_path: Path):
             assert list(frame.columns) == list(finding.tables()[0].columns)
             assert len(frame) == len(finding.tables()[0].rows)
     with pytest.raises(LookupError, match="no table 'nothing'"):
-        found.to_frame("nothing")
+        result.to_frame("nothing")
 
 
 def test_every_public_function_says_its_parameters_and_gives_an_example():
@@ -135,3 +145,33 @@ def test_every_public_function_says_its_parameters_and_gives_an_example():
         if inspect.isfunction(value):
             kinds = {p.kind for p in inspect.signature(value).parameters.values()}
             assert inspect.Parameter.VAR_KEYWORD not in kinds, name
+
+
+@pytest.mark.parametrize("name", sorted(potentia.api.__all__))
+def test_every_public_function_has_its_arguments_and_an_example(name: str) -> None:
+    function = getattr(potentia, name)
+    if not inspect.isfunction(function):
+        return
+    text = inspect.getdoc(function) or ""
+    described = re.findall(r"^ +\*?(\w+): ", text.split("Args:")[-1], flags=re.MULTILINE)
+    parameters = list(inspect.signature(inspect.unwrap(function)).parameters)
+    assert described[: len(parameters)] == parameters
+    assert ">>> " in text.split("Example:")[-1]
+
+
+def test_what_is_read_says_its_size_and_not_its_arrays(tmp_path: Path) -> None:
+    table = tmp_path / "scores.csv"
+    table.write_text("model,arc_easy,boolq\na,0.5,0.6\nb,0.4,\n")
+    evidence = potentia.read(table)
+    matrix = "ScoreMatrix('direct', 2 models × 2 tasks, 1 missing)"
+    assert repr(evidence) == f"Evidence('scores.csv': {matrix})"
+
+
+def test_a_model_is_found_by_the_name_that_tables_show(tmp_path: Path) -> None:
+    """Tables say "a" of org/a, and --model a was answered with "no model 'a'"."""
+    table = tmp_path / "scores.csv"
+    table.write_text("model,arc_easy\norg/a,0.5\norg/b,0.4\nx/c,0.3\ny/c,0.2\n")
+    evidence = potentia.read(table, models=["A", "org/b"])
+    assert list(evidence.models) == ["org/a", "org/b"]
+    with pytest.raises(potentia.InputError, match="no model 'c'"):
+        potentia.read(table, models=["c"])

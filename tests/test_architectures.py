@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from architectures import score, tune
-from architectures.page import write_page
+from architectures.page import FORMS_MARK, replace_matrix, write_matrix
 from architectures.run import PAGE
 from architectures.tiny import SKIPPED, build, cases, config, words
 from architectures.trial import try_case
@@ -28,21 +28,21 @@ def test_a_case_is_tried_whole(row: dict[str, Any]) -> None:
     assert (row["paths"], row["writing"], row["written"]) == ("plain+tree", "fast", row["asked"])
     assert row["choice"] < 2e-4  # 0 where a processor rounds both alike
     assert 0 < row["all-linear"]["plain"] < tune.EXACT_ADAPTER
-    assert "| gpt2 | GPT2LMHeadModel | fast |" in write_page([row])
+    assert "| gpt2 | GPT2LMHeadModel | fast |" in write_matrix([row])
 
 
 def test_scores_that_are_off_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Scorer.loglikelihood
-    shifted = lambda *given: [replace(one, logprob=one.logprob + 0.01) for one in own(*given)]  # noqa: E731
+    original = Scorer.loglikelihood
+    shifted = lambda *given: [replace(one, logprob=one.logprob + 0.01) for one in original(*given)]  # noqa: E731
     monkeypatch.setattr(Scorer, "loglikelihood", shifted)
-    found = score.compare(LoadedModel.of(build("gpt2"), words()))
-    assert found.choice == pytest.approx(0.01, rel=0.05)
-    assert found.rolling < 2e-4
+    comparison = score.compare(LoadedModel.of(build("gpt2"), words()))
+    assert comparison.choice == pytest.approx(0.01, rel=0.05)
+    assert comparison.rolling < 2e-4
 
 
 def test_what_is_wrong_is_said(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = row | {"case": "other", "verdict": "WRONG"}
-    page = write_page([row, wrong])
+    page = write_matrix([row, wrong])
     assert "2 cases, 1 exact, 0 refused, 1 wrong, 0 crashed" in page
     assert "| other | GPT2LMHeadModel | fast **WRONG** |" in page
     monkeypatch.setattr("architectures.trial.tune.EXACT_ADAPTER", 0.0)
@@ -53,17 +53,31 @@ def test_what_is_wrong_is_said(row: dict[str, Any], monkeypatch: pytest.MonkeyPa
 
 
 def test_what_was_left_out_is_named(row: dict[str, Any]) -> None:
-    page = write_page([row])
+    page = write_matrix([row])
     assert len({case.partition("+")[0] for case in cases()}) >= 70
     assert all(f"**{kind}**: {reason}" in page for kind, reason in SKIPPED.items())
     assert "not in this run" in page
 
 
+def test_a_run_changes_its_own_section_of_the_page_alone(row: dict[str, Any]) -> None:
+    """Found before: the text around the results had a copy in the tool, which a run put in the place of a newer one."""
+    page = Path(PAGE).read_text("utf-8")
+    head = page.partition("## The matrix in float32")[0]
+    forms = page.partition(FORMS_MARK)[2]
+    renewed = replace_matrix(page, write_matrix([row]))
+    assert renewed.startswith(head)
+    assert renewed.endswith(FORMS_MARK + forms)
+    assert "1 cases, 1 exact" in renewed
+    assert "| llama | LlamaForCausalLM |" in page
+    assert "| llama | LlamaForCausalLM |" not in renewed
+    assert replace_matrix(renewed, write_matrix([row])) == renewed
+
+
 def test_the_page_shows_no_wrong_case() -> None:
     page = Path(PAGE).read_text("utf-8")
-    told = re.search(r"(\d+) cases, (\d+) exact, (\d+) refused, 0 wrong, 0 crashed", page)
-    assert told is not None
-    assert int(told[2]) >= 70
+    match = re.search(r"(\d+) cases, (\d+) exact, (\d+) refused, 0 wrong, 0 crashed", page)
+    assert match is not None
+    assert int(match[2]) >= 70
 
 
 def text_config(case: str) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from one_process import CommandResult, run_commands
 from potentia.extensions import ExtensionKind, list_extensions, load_extension
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,6 +111,7 @@ command.greet = spans_extension:greet
 metric.grumpiness = spans_extension:GRUMPINESS
 executor.patient = patient_executor:PatientExecutor
 adapter_method.double = double_adapter:DoubleAdapter
+adapter_method.mistaken = double_adapter:MistakenAdapter
 """
 EXECUTOR = """
 from potentia.run.executors import Executor
@@ -126,8 +127,12 @@ ADAPTER = """
 from potentia.engine.layers.adapter_methods import LowRankAdapter
 
 
-class DoubleAdapter(LowRankAdapter):
+class MistakenAdapter(LowRankAdapter):  # its adapters would compute something else in PEFT
     def scale(self, rank, alpha): return 2 * alpha / rank
+
+
+class DoubleAdapter(MistakenAdapter):
+    peft_alpha_factor = 2
 """
 
 
@@ -151,85 +156,121 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_python(outside: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+COMMANDS = {
+    "options": "analyze spans scores.csv --tasks arc --factor 10 --json",
+    "quiet": "analyze spans scores.csv --tasks arc --quietly",
+    "help": "analyze spans --help",
+    "list": "analyze --help",
+    "report": "report scores.csv -o r.html --json",
+    "figures": "analyze spans scores.csv --figures figures.svg figures.pdf",
+    "paper": "papers reproduce spans scores.csv --json",
+    "command": "greet",
+}
+# What is not a command: printed by the same interpreter before the commands run.
+LOOKED_UP = """
+import json
+import potentia
+import transformers
+from potentia.engine.training import LaneSpec, LaneTrainer, TokenisedExamples
+from potentia.errors import TuningError
+from potentia.run.executors import find_executor
+from potentia.study import Tuning
+
+
+def train(method):
+    tuning = Tuning(method=method, rank=2, alpha=4, epochs=1, batch=2, targets=("q_proj",))
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=32,
+    )
+    examples = TokenisedExamples.from_lists([[1, 5, 9, 3], [1, 7, 2, 8]])
+    lane = LaneSpec(method, examples, tuning.make_schedule(1e-2), tuning.make_lora_config())
+    try:
+        with LaneTrainer(transformers.LlamaForCausalLM(config)) as trainer:
+            results = trainer.train([lane])
+            return [results[method].status, trainer.install_bank(lane.lora, 1).peft_config().lora_alpha]
+    except TuningError as error:
+        return [type(error).__name__, error.message]
+
+
+matrix = next(iter(potentia.read("scores.csv").scores.values()))
+answers = {
+    "higher is better": dict(zip(matrix.tasks, map(bool, matrix.higher_is_better))),
+    "executor": find_executor("patient").__name__,
+    "adapter methods": {method: train(method) for method in ("double", "mistaken")},
+}
+open("answers.json", "w").write(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def results(outside: Path) -> dict[str, CommandResult]:
+    """What every command says where the other package is installed."""
     path = os.pathsep.join([str(outside), str(ROOT / "src")])
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
-        cwd=outside,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+    commands = [line.split() for line in COMMANDS.values()]
+    done = run_commands(commands, outside, prelude=LOOKED_UP, PYTHONPATH=path)
+    for result in done:
+        assert result.returncode == 0, result.stderr
+    return dict(zip(COMMANDS, done, strict=True))
 
 
-def potentia(outside: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_python(outside, "from potentia.cli import main; main()", *arguments)
+@pytest.fixture(scope="module")
+def answers(outside: Path, results: dict[str, CommandResult]) -> dict[str, Any]:
+    """What Python finds where the other package is installed."""
+    return json.loads((outside / "answers.json").read_text())
 
 
-def test_an_analysis_is_a_command_with_its_own_options(outside: Path):
-    done = potentia(
-        outside, "analyze", "spans", "scores.csv", "--tasks", "arc", "--factor", "10", "--json"
-    )
-    assert json.loads(done.stdout)["spans"]["low"] == [2.0]
-    assert "measured from the outside" in done.stderr
-    done = potentia(outside, "analyze", "spans", "scores.csv", "--tasks", "arc", "--quietly")
-    assert "Span of each task" in done.stdout
-    assert "measured from the outside" not in done.stderr
-    assert "Multiply scores by this." in potentia(outside, "analyze", "spans", "--help").stdout
+def test_an_analysis_is_a_command_with_its_own_options(results: dict[str, CommandResult]):
+    assert json.loads(results["options"].stdout)["spans"]["low"] == [2.0]
+    assert "measured from the outside" in results["options"].stderr
+    assert "Span of each task" in results["quiet"].stdout
+    assert "measured from the outside" not in results["quiet"].stderr
+    assert "Multiply scores by this." in results["help"].stdout
 
 
-def test_a_section_stands_in_the_report_where_it_asks_to(outside: Path):
-    answer = json.loads(potentia(outside, "report", "scores.csv", "-o", "r.html", "--json").stdout)
-    assert "spans" in answer["findings"]
+def test_a_section_stands_in_the_report_where_it_asks_to(
+    outside: Path, results: dict[str, CommandResult]
+):
+    assert "spans" in json.loads(results["report"].stdout)["findings"]
     page = (outside / "r.html").read_text()
     sections = re.findall(r'<section id="([\w-]+)"', page)
     assert sections.index("spans") == sections.index("scores") + 1
     assert "<h3>Span of each task</h3>" in page
 
 
-def test_a_chart_of_a_new_kind_is_drawn_into_files(outside: Path):
-    arguments = ("--figures", "figures.svg", "figures.pdf")
-    potentia(outside, "analyze", "spans", "scores.csv", *arguments)
+def test_a_chart_of_a_new_kind_is_drawn_into_files(
+    outside: Path, results: dict[str, CommandResult]
+):
+    assert results["figures"].new_files == ("figures",)
     assert (outside / "figures" / "spans.svg").read_text().startswith("<svg")
     assert (outside / "figures" / "spans.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_a_paper_and_a_command_are_added_too(outside: Path):
-    done = potentia(outside, "papers", "reproduce", "spans", "scores.csv", "--json")
-    assert json.loads(done.stdout)["spans"]["high"] == [1.0]
-    assert "hello from outside" in potentia(outside, "greet").stdout
+def test_a_paper_and_a_command_are_added_too(results: dict[str, CommandResult]):
+    assert json.loads(results["paper"].stdout)["spans"]["high"] == [1.0]
+    assert "hello from outside" in results["command"].stdout
 
 
-def test_a_metric_is_known_by_direction(outside: Path):
+def test_a_metric_is_known_by_direction(answers: dict[str, Any]):
     """Lower is better: that follows from the metric's name alone."""
-    code = (
-        "import potentia; matrix = next(iter(potentia.read('scores.csv').scores.values())); "
-        "print(dict(zip(matrix.tasks, map(bool, matrix.higher_is_better))))"
-    )
-    assert "'mood': False" in run_python(outside, code).stdout
+    assert answers["higher is better"]["mood"] is False
 
 
-def test_an_executor_is_found_by_its_name(outside: Path):
-    code = (
-        "from potentia.run.executors import find_executor; print(find_executor('patient').__name__)"
-    )
-    assert "PatientExecutor" in run_python(outside, code).stdout
+def test_an_executor_is_found_by_its_name(answers: dict[str, Any]):
+    assert answers["executor"] == "PatientExecutor"
 
 
-def test_an_adapter_method_is_found_by_its_name(outside: Path):
-    code = (
-        "from potentia.engine.layers.adapter_methods import find_adapter_method; "
-        "print(find_adapter_method('double').scale(8, 16))"
-    )
-    assert run_python(outside, code).stdout.split() == ["4.0"]
+def test_an_adapter_method_trains_where_it_computes_what_peft_does(answers: dict[str, Any]):
+    assert answers["adapter methods"]["double"] == ["done", 8.0]
+    error, message = answers["adapter methods"]["mistaken"]
+    assert error == "TuningError"
+    assert message.endswith("by 4, PEFT by 2")
 
 
-def test_what_cannot_be_loaded_is_told_and_costs_nothing_else(outside: Path):
-    done = potentia(outside, "analyze", "--help")
-    assert "'broken' of spans-extension cannot be loaded" in done.stderr
-    assert "spans" in done.stdout
+def test_what_cannot_be_loaded_is_told_and_costs_nothing_else(results: dict[str, CommandResult]):
+    told = results["options"].stderr + results["list"].stderr
+    assert "'broken' of spans-extension cannot be loaded" in told
+    assert "spans" in results["list"].stdout
 
 
 @pytest.mark.parametrize("kind", list(ExtensionKind))

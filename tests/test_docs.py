@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -16,8 +17,10 @@ from typing import Any
 import pytest
 
 import doc_blocks
+import python_reference
 import reference_pages
 from doc_blocks import Block, blocks, pages, parse
+from speed import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOW = bool(os.environ.get("POTENTIA_SLOW_DOCS"))
@@ -52,14 +55,14 @@ def test_most_blocks_are_run_and_not_only_parsed(told: dict[str, list[dict[str, 
         for b in blocks(page)
         if b.language in ("bash", "sh", "python")
     }
-    how = Counter(
+    counter = Counter(
         block["how"] for page in told.values() for block in page if block["block"] in live
     )
     marked = [b for b in live.values() if b.mark]
-    assert how["run"] == len(live) - (
+    assert counter["run"] == len(live) - (
         sum(b.mark == "not run" for b in marked) if SLOW else len(marked)
     )
-    assert how["run"] >= 0.5 * len(live), how
+    assert counter["run"] >= 0.5 * len(live), counter
 
 
 @pytest.mark.parametrize(
@@ -110,13 +113,7 @@ def test_a_block_that_fails_when_run_is_found(
 
 
 def test_the_site_builds_without_a_warning_and_asks_nobody(tmp_path: Path) -> None:
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "WARNING" not in done.stderr
+    _build_site(tmp_path, ROOT)
     made = {page.name: page.read_text("utf-8") for page in tmp_path.glob("*.html")}
     assert {f"{page.stem}.html" for page in pages() if page.stem != "README"} <= set(made)
     asked = re.compile(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//')
@@ -125,6 +122,31 @@ def test_the_site_builds_without_a_warning_and_asks_nobody(tmp_path: Path) -> No
     assert not re.search(r"url\(['\"]?(?:https?:)?//", style)
     assert made["methods.html"].count("<math") > 20
     assert "arithmatex" not in made["methods.html"]
+
+
+def test_a_broken_link_ends_the_build_of_the_site(tmp_path: Path) -> None:
+    for name in ("docs", "examples", "tools"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "mkdocs.yml"):
+        shutil.copy(ROOT / name, tmp_path)
+    with (tmp_path / "docs" / "zoo.md").open("a", encoding="utf-8") as page:
+        page.write("\n[nowhere](run.md#no-such-heading)\n")
+    with pytest.raises(AssertionError, match="anchor does not exist"):
+        _build_site(tmp_path / "site", tmp_path)
+
+
+def _build_site(site: Path, checkout: Path) -> None:
+    """Build the site of a checkout as ``make docs`` does."""
+    if os.environ.get("POTENTIA_REQUIRE_SYSTEM") != "1":
+        pytest.importorskip("zensical", reason="Zensical, which builds the site, is not installed")
+    command = [sys.executable, str(checkout / "tools" / "docs_site.py"), str(site)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=checkout, env=environment
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-3000:]
+    assert "Warning" not in output
 
 
 def test_the_references_name_every_command_and_every_public_name() -> None:
@@ -142,7 +164,7 @@ def test_the_references_name_every_command_and_every_public_name() -> None:
                 or f"`{parameter.opts[0]}`" in commands
                 or parameter.name.upper() in commands
             )
-    names = reference_pages.api_page()
+    names = python_reference.api_page()
     rooms = {"analysis", "engine", "facts", "tasks"}
     assert not [
         name
@@ -151,17 +173,28 @@ def test_the_references_name_every_command_and_every_public_name() -> None:
     ]
 
 
+def test_the_page_on_python_is_written_for_people() -> None:
+    """It printed addresses of functions, and under every field the docstring of the type of its default."""
+    page = python_reference.api_page()
+    for nonsense in ("0x", "int([x])", "Built-in", "str(object", "<lambda>", "model_config"):
+        assert nonsense not in page
+    prose = re.sub(r"```.*?```|`[^`]*`", "", page, flags=re.DOTALL)
+    assert not re.findall(r"\b(?:cells?|lanes?|documents?|twins?|Args|Example):?\b", prose)
+    assert "| `store` | SQLite file or database URL; `potentia.db` where absent. |" in page
+    assert "| `stderr` | `float` |  | of the test examples" in page
+
+
 def test_the_notebook_executes_and_its_outputs_are_kept_small(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     file = ROOT / "examples" / "potentia.ipynb"
-    kept = nbformat.read(file, as_version=4)
+    content = nbformat.read(file, as_version=4)
     assert file.stat().st_size < 200_000
-    code = [cell for cell in kept.cells if cell.cell_type == "code"]
+    code = [cell for cell in content.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)
     assert not [out for cell in code for out in cell.outputs if out.output_type == "error"]
     fresh = nbclient.NotebookClient(
-        deepcopy(kept), timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+        deepcopy(content), timeout=PATIENCE, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     for old, new in zip(
         code, [cell for cell in fresh.cells if cell.cell_type == "code"], strict=True

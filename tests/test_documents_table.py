@@ -16,6 +16,7 @@ import potentia
 from potentia.cli.app import app
 from potentia.extensions import ExtensionKind, load_extensions
 from potentia.papers import reproduce_bose, reproduce_proxy
+from potentia.papers.printed import ReproducedNumber, rounds_to
 from potentia.papers.task_training.evaluations import EvaluationTree
 from potentia.papers.task_training.published_scores import PublishedScores
 from potentia.papers.task_training.reproduction import reproduce_task_training
@@ -47,17 +48,43 @@ NUMBERED = {  # how many figures, tables and algorithms each document numbers; i
 @pytest.mark.parametrize("document", NUMBERED)
 def test_every_numbered_item_has_a_state(document: str):
     (part,) = [part for part in ITEMS.split("### ") if part.startswith(document)]
-    found: dict[str, list[int]] = {}
+    result: dict[str, list[int]] = {}
     for item, _, state in rows_of(part, "item"):
         kind = ""
         for word in re.findall(r"[a-z]+|\d+", item.replace("§ 3.", "").replace("§ 4.", "")):
             kind = word.removesuffix("s") if word.isalpha() else kind
             if word.isdigit() and kind in NUMBERED[document]:
-                found.setdefault(kind, []).append(int(word))
+                result.setdefault(kind, []).append(int(word))
         assert re.match(r"\d+ of \d+ agree|method|given|unreachable: ", state), state
-    assert {kind: sorted(numbers) for kind, numbers in found.items()} == {
+    assert {kind: sorted(numbers) for kind, numbers in result.items()} == {
         kind: list(range(1, last + 1)) for kind, last in NUMBERED[document].items()
     }
+
+
+def test_the_page_adds_up():
+    agreeing = compared = 0
+    items_by_state: dict[str, int] = {}
+    for item, _, state in rows_of(ITEMS, "item"):
+        counts = re.match(r"(\d+) of (\d+) agree", state)
+        if counts is not None:
+            agreeing += int(counts[1])
+            compared += int(counts[2])
+        kind = ""
+        word = "agree" if counts is not None else re.split(r"\W", state)[0]
+        for part in re.findall(r"[a-z]+|\d+", item.replace("§ 3.", "").replace("§ 4.", "")):
+            kind = part.removesuffix("s") if part.isalpha() else kind
+            if part.isdigit() and kind in ("figure", "table", "algorithm", "equation"):
+                items_by_state[word] = items_by_state.get(word, 0) + 1
+    assert (
+        f"In all, {agreeing} of {compared} numbers and claims agree.** Of the other {compared - agreeing} "
+        in ITEMS
+    )
+    text = " ".join(ITEMS.split())
+    assert f"Of {sum(items_by_state.values())} numbered figures" in text
+    assert (
+        f"{items_by_state['agree']} have such numbers, {items_by_state['method']} are methods, "
+        f"{items_by_state['given']} are lists, and {items_by_state['unreachable']} are unreachable"
+    ) in text
 
 
 def test_every_document_and_analysis_is_in_the_table():
@@ -66,8 +93,8 @@ def test_every_document_and_analysis_is_in_the_table():
     commands = [row[2].split()[1:3] for row in ROWS if row[2].startswith("potentia ")]
     for group, name in (words for words in commands if words[0] in ("analyze", "papers")):
         assert name in groups[group].commands
-    told = {words[1] for words in commands if len(words) > 1}
-    assert {"rankings", "test-task", "checkpoints", "proxy"} <= told
+    result = {words[1] for words in commands if len(words) > 1}
+    assert {"rankings", "test-task", "checkpoints", "proxy"} <= result
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} {row[1]}")
@@ -88,6 +115,12 @@ def test_a_row_names_things_that_are_there(row: list[str]):
 
 # --- states, as `potentia papers reproduce` prints them ------------------------------------------------------------
 
+COMMANDS = {  # the argument of `potentia papers reproduce`
+    "Train-before-test": "train-before-test",
+    "Training on the test task": "test-task",
+    "Proxy tasks": "proxy",
+    "BOSE": "bose",
+}
 TEXT = frozenset({("text", 0)})  # a number of the text, of no figure or table
 
 
@@ -103,6 +136,49 @@ def items_in(text: str) -> frozenset[tuple[str, int]]:
     return frozenset(items) or TEXT
 
 
+def places_in(text: str) -> set[tuple[str, str]]:
+    """Return the figures, tables, sections and appendices that a text names: "appendix C", "tables 3 and 4"."""
+    places = set()
+    kind = ""
+    for word in re.findall(r"[A-Za-z]+(?:\.\d+)*|\d+(?:\.\d+)*", text):
+        if word.lower() in ("appendix", "appendices"):
+            kind = "appendix"
+        elif word.lower().removesuffix("s") in ("figure", "table", "section"):
+            kind = word.lower().removesuffix("s")
+        elif kind and re.fullmatch(r"\d+(?:\.\d+)*|[A-G](?:\.\d+)*", word):
+            places.add((kind, word))
+        elif word not in ("and", "to"):
+            kind = ""
+    return places
+
+
+def decimals_in(text: str) -> set[str]:
+    """Return the numbers with a decimal point, without those of sections and names ("2.2", "Qwen 1.5")."""
+    plain_text = text.replace("Qwen 1.5", "")
+    return set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", plain_text)) - {
+        number for _, number in places_in(text)
+    }
+
+
+def percentages_in(text: str) -> set[str]:
+    """Return the whole numbers before a "%", also both of "19 and 33 %"."""
+    found = re.findall(r"(?<![\d.])(?:(\d+) and )?(\d+) %", text)
+    return {number for pair in found for number in pair if number}
+
+
+def tells(line: ReproducedNumber, number: str) -> bool:
+    """Whether a line of `reproduce` has the number: as ours, as printed, or in its remark; also as a share of one."""
+    values = [float(word) for word in re.findall(r"\d+(?:\.\d+)?", f"{line.printed} {line.remark}")]
+    values.append(line.ours)
+    return any(rounds_to(value, number) or rounds_to(100 * value, number) for value in values)
+
+
+def assert_told(text: str, numbers: set[str], lines: list[ReproducedNumber]) -> None:
+    """Fail where none of the lines has a number of the text."""
+    for number in numbers:
+        assert any(tells(line, number) for line in lines), (text, number)
+
+
 def reproduce(document: str, published: Path, evaluations: Path) -> Any:
     if document == "Train-before-test":
         scores = potentia.read(str(published / "train_before_test_scores.csv")).scores
@@ -114,17 +190,26 @@ def reproduce(document: str, published: Path, evaluations: Path) -> Any:
     return reproduce_proxy() if document == "Proxy tasks" else reproduce_bose()
 
 
+@pytest.fixture(scope="module")
+def reproductions(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `potentia papers reproduce` computes of every document."""
+    published = shared_data / "published"
+    evaluations = tmp_path_factory.mktemp("evaluations")
+    with tarfile.open(published / "test_task_evaluations.tar.xz") as archive:
+        archive.extractall(evaluations, filter="data")
+    return {document: reproduce(document, published, evaluations) for document in NUMBERED}
+
+
 @pytest.mark.shared
 @pytest.mark.parametrize("document", NUMBERED)
-def test_the_states_are_what_reproduce_prints(document: str, shared_data: Path, tmp_path: Path):
-    published = shared_data / "published"
-    with tarfile.open(published / "test_task_evaluations.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    paper = reproduce(document, published, tmp_path)
+def test_the_states_are_what_reproduce_prints(document: str, reproductions: dict[str, Any]):
+    paper = reproductions[document]
     lines = [line for line in paper.lines() if line.agrees is not None]
     unreachable = set()
+    reasons = ""
     for missing in getattr(paper, "missing", ()):
         unreachable |= items_in(missing.figure)
+        reasons += f"{missing.reason} "
     (part,) = [part for part in ITEMS.split("### ") if part.startswith(document)]
     counted = 0
     for item, _, state in rows_of(part, "item"):
@@ -136,6 +221,40 @@ def test_the_states_are_what_reproduce_prints(document: str, shared_data: Path, 
             assert state.startswith(f"{agreeing} of {len(printed)} agree"), (item, state, agreeing)
         else:
             assert not re.match(r"\d+ of", state), (item, state)
+        assert_told(state, decimals_in(state), printed)
         if state.startswith("unreachable") and document == "Training on the test task":
             assert items <= unreachable, item
+            for file_name in re.findall(r"`([^`]*/[^`]*)`", state):
+                assert file_name in reasons, (item, file_name)
+    for remark in re.findall(r"\(([^()]*figure \d+[^()]*)\)", part.partition("| item")[0]):
+        near_lines = [line for line in lines if places_in(line.place) & places_in(remark)]
+        assert_told(remark, decimals_in(remark), near_lines)
     assert counted == len(lines), "a number that no row counts, or two do"
+
+
+def test_the_table_of_the_real_study_is_what_rankings_print():
+    examples = PAGE.parents[1] / "examples" / "real-models.csv"
+    frame = potentia.rankings(str(examples)).to_frame()
+    columns = ["before fine-tuning", "5-shot", "after fine-tuning"]
+    printed = {}
+    for _, row in frame.iterrows():
+        printed[row["model"]] = [str(row[column]).partition(" ")[0] for column in columns]
+    page = (PAGE.parent / "reproduce.md").read_text("utf-8")
+    table = {row[0]: row[1:] for row in rows_of(page, "model") if row[0] in printed}
+    assert table == printed
+    chances = [str(chance) for chance in frame["P(first)"][:2]]
+    assert f"({chances[0]}; its own copy {chances[1]})" in page
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("document", NUMBERED)
+def test_the_slips_are_in_the_output_of_their_command(document: str, reproductions: dict[str, Any]):
+    """Every number that a slip tells stands in the lines of `potentia papers reproduce` about the places it names."""
+    lines = reproductions[document].lines()
+    command = COMMANDS[document]
+    commands = (f"reproduce {command}", f"potentia papers {command}")
+    slips = [row[1] for row in rows_of(SLIPS, "paper") if row[2].startswith(commands)]
+    assert slips
+    for slip in slips:
+        near_lines = [line for line in lines if places_in(line.place) & places_in(slip)]
+        assert_told(slip, decimals_in(slip) | percentages_in(slip), near_lines)

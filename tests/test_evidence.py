@@ -13,18 +13,22 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
+from made_store import make_store
 from potentia.analysis.rankings import find_rankings
 from potentia.errors import InputError
 from potentia.evidence import Evidence, read
+from potentia.evidence.evidence import facts_of_stored_tasks
 from potentia.evidence.join import join_folds
 from potentia.formats import write_scores
 from potentia.papers import TestTaskOptions, find_test_task
 from potentia.show import make_report
-from potentia.store import CellRecord, Store
-from potentia.study import make_study
-from potentia.values.metric import Metric, Origin, recipe_fingerprint
-from potentia.values.provenance import Provenance
+from potentia.store import CellRecord, Store, rename_study
+from potentia.study import Caps, make_study
+from potentia.tasks.splits import plan_splits
+from potentia.values.metric import Metric, Origin, fingerprint_recipe
+from potentia.values.provenance import Provenance, TaskProvenance
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
+from potentia.values.splits import SplitPlan
 
 MODELS = [f"m{k}" for k in range(12)]
 TASKS = ["arc_easy", "boolq", "mmlu"]
@@ -80,7 +84,7 @@ def fill(
                     if protocol != "direct":
                         content["adjust"] = {"tuning": recipe}
                     origin = Origin(
-                        f"{task} {data}", recipe_fingerprint({"adjust": content.get("adjust")}), 0
+                        f"{task} {data}", fingerprint_recipe({"adjust": content.get("adjust")}), 0
                     )
                     store.cells.commit(
                         CellRecord(
@@ -121,8 +125,8 @@ def said(*arguments: str) -> dict[str, Any]:
 
     result = CliRunner().invoke(app, [*arguments, "--json"])
     assert result.exit_code == 0, (result.output, result.exception)
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    printed: dict[str, Any] = json.loads(result.stdout)
+    return printed
 
 
 def plain(value: Any) -> Any:
@@ -134,7 +138,7 @@ def test_terminal_report_board_and_python_find_the_same(store: Path) -> None:
     from potentia.show.board.app import create_app
 
     evidence = read(store)
-    ours = find_rankings(evidence).named() | find_test_task(evidence).named()
+    ours = find_rankings(evidence).findings_by_name() | find_test_task(evidence).findings_by_name()
     assert {
         "arc_easy-adjustment",
         "arc_easy-emergence",
@@ -143,7 +147,7 @@ def test_terminal_report_board_and_python_find_the_same(store: Path) -> None:
     } <= set(ours)
     assert not any("@5" in name for name in ours)
     terminal = said("analyze", "rankings", str(store)) | said("papers", "test-task", str(store))
-    report = make_report(evidence, items=0).named()
+    report = make_report(evidence, items=0).findings_by_name()
     assert list(terminal) == list(report) == list(ours)
     with TestClient(create_app(str(store)), base_url="http://127.0.0.1") as board:
         assert board.get("/api/studies/first/findings").json()["names"] == list(ours)
@@ -155,8 +159,8 @@ def test_terminal_report_board_and_python_find_the_same(store: Path) -> None:
 
 
 def test_examples_are_steps_of_the_studys_own_batch(store: Path) -> None:
-    found = find_test_task(read(store))
-    assert found.tasks["mmlu"]["emergence"].examples == (0, 80)
+    test_task = find_test_task(read(store))
+    assert test_task.tasks["mmlu"]["emergence"].examples == (0, 80)
 
 
 def test_batches_that_differ_make_no_common_axis(tmp_path: Path) -> None:
@@ -181,15 +185,15 @@ def test_another_metric_leaves_the_items_of_the_main_one_alone(store: Path) -> N
     found = find_test_task(evidence).tasks["mmlu"]["adjustment"]
     assert found.before.fit.chance == 0.75  # of a guess among four, by the Brier score
     assert found.before.fit.slope.value < 0
-    with pytest.raises(InputError, match="no direct cells with the metric 'f1'"):
+    with pytest.raises(InputError, match="no direct results with the metric 'f1'"):
         read(store, metric="f1")
 
 
 def test_every_analysis_takes_a_metric(store: Path) -> None:
     columns = store.with_name("columns.yaml")
     columns.write_text("metric: brier_score\n")
-    told = said("papers", "test-task", str(store), "--columns", str(columns))
-    assert told["mmlu-adjustment"]["before"]["fit"]["chance"] == 0.75
+    result = said("papers", "test-task", str(store), "--columns", str(columns))
+    assert result["mmlu-adjustment"]["before"]["fit"]["chance"] == 0.75
     for command in ("analyze rankings", "papers test-task", "analyze checkpoints", "papers proxy"):
         from potentia.cli.app import app
 
@@ -201,8 +205,8 @@ def test_chance_is_one_per_task_and_a_number_is_for_the_unknown_alone(
     store: Path, tmp_path: Path
 ) -> None:
     """One number for all once put the floor of a two-way task at a quarter."""
-    told = said("papers", "test-task", str(store), "--chance", "0.1")
-    assert {t: told[f"{t}-adjustment"]["before"]["fit"]["chance"] for t in TASKS} == {
+    result = said("papers", "test-task", str(store), "--chance", "0.1")
+    assert {t: result[f"{t}-adjustment"]["before"]["fit"]["chance"] for t in TASKS} == {
         "arc_easy": 0.25,
         "boolq": 0.5,
         "mmlu": 0.25,
@@ -210,8 +214,8 @@ def test_chance_is_one_per_task_and_a_number_is_for_the_unknown_alone(
     facts = tmp_path / "tasks.csv"
     facts.write_text("task,chance\nboolq,0.4\n")
     (tmp_path / "columns.yaml").write_text("task_facts: tasks.csv\n")
-    told = said("papers", "test-task", str(store), "--columns", str(tmp_path / "columns.yaml"))
-    assert told["boolq-adjustment"]["before"]["fit"]["chance"] == 0.4
+    result = said("papers", "test-task", str(store), "--columns", str(tmp_path / "columns.yaml"))
+    assert result["boolq-adjustment"]["before"]["fit"]["chance"] == 0.4
 
 
 def test_what_needs_no_division_survives_without_one(tmp_path: Path) -> None:
@@ -220,10 +224,10 @@ def test_what_needs_no_division_survives_without_one(tmp_path: Path) -> None:
     facts = tmp_path / "facts.csv"
     rows = [f"{m},f{k % 3},{k + 1},300" for k, m in enumerate(MODELS)]
     facts.write_text("\n".join(["model,family,params_b,tokens_b", *rows]))
-    found = find_test_task(read(tmp_path / "s.csv", facts=facts))
-    assert set(found.tasks["mmlu"]) == {"gain", "ranks", "families", "emergence"}
-    assert [row[0] for row in found.tasks["mmlu"]["gain"].tables()[0].rows] == ["all models"]
-    assert any("no training date" in problem for problem in found.problems)
+    test_task = find_test_task(read(tmp_path / "s.csv", facts=facts))
+    assert set(test_task.tasks["mmlu"]) == {"gain", "ranks", "families", "emergence"}
+    assert [row[0] for row in test_task.tasks["mmlu"]["gain"].tables()[0].rows] == ["all models"]
+    assert any("no training date" in problem for problem in test_task.problems)
 
 
 def test_outcomes_and_facts_come_with_the_scores(store: Path) -> None:
@@ -245,6 +249,26 @@ def test_the_users_facts_win_over_the_studys(store: Path, tmp_path: Path) -> Non
     assert evidence.background.families["m2"] == "f2"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([{"train": 100, "test": 50}], 100),  # validation is carved out of train
+        ([{"train": 100, "validation": 30, "test": 50}], 100),
+        ([{"train": 100, "test": 50}, {"train": 1, "test": 50}], 101),
+        # of one subtask public, of the other carved
+        ([{"train": 100, "validation": 30, "test": 50}, {"train": 100, "test": 50}], None),
+    ],
+)
+def test_the_size_of_train_holds_what_was_carved_out_of_it_alone(
+    sizes: list[dict[str, int]], expected: int | None
+) -> None:
+    plan, _ = plan_splits(sizes, caps=Caps(), seed=0, carve=0.2, division=None, hold_out=None)
+    stored = SplitPlan.from_dict(plan.to_dict())
+    provenance = Provenance(task=TaskProvenance(splits=stored))
+    (facts,) = facts_of_stored_tasks({"group": provenance})
+    assert facts.train_size == expected
+
+
 def test_of_several_studies_the_last_opened_counts_and_is_named(tmp_path: Path) -> None:
     path = fill(tmp_path / "s.db", name="old")
     fill(path, name="new", recipe="r1", shift=0.1)
@@ -256,6 +280,30 @@ def test_of_several_studies_the_last_opened_counts_and_is_named(tmp_path: Path) 
     assert not read(path, study="old").notes
     with pytest.raises(InputError, match="no study 'other'"):
         read(path, study="other")
+
+
+def test_studies_of_one_name_are_told_apart_by_the_beginnings_of_their_keys(tmp_path: Path) -> None:
+    path = fill(tmp_path / "s.db", name="one")
+    fill(path, name="two", recipe="r1", shift=0.1)
+    with Store.open(path) as opened:
+        for record in opened.studies.read():
+            rename_study(opened, record.key, "study")
+    newest = read(path)
+    (shown,) = newest.studies
+    with Store.open(path, readonly=True) as opened:
+        (other,) = [record for record in opened.studies.read() if record.key != shown.key]
+    assert f"study ({shown.key[:8]}), opened last" in newest.notes[0]
+    assert f"also holds: study ({other.key[:8]})" in newest.notes[0]
+    for beginning in (other.key[:8], other.key[:12], other.key):
+        assert [record.key for record in read(path, study=beginning).studies] == [other.key]
+    with pytest.raises(InputError, match="2 studies are called 'study'") as ambiguous:
+        read(path, study="study")
+    assert shown.key[:8] in str(ambiguous.value.hint)
+    assert other.key[:8] in str(ambiguous.value.hint)
+    with pytest.raises(InputError, match=r"different adjust\.tuning") as unlike:
+        read(path, study="all")
+    named_key = str(unlike.value.hint).split(";")[0].removeprefix("choose one: --study ")
+    assert named_key in {shown.key[:8], other.key[:8]}
 
 
 @pytest.mark.parametrize(
@@ -308,14 +356,14 @@ def test_two_stores_of_other_data_or_recipe_are_not_pooled(
     tmp_path: Path, change: dict[str, str], what: str
 ) -> None:
     """Two stores were ranked as one study, "after the same fine-tuning for all", and their items paired by number."""
-    one = fill(tmp_path / "one.db", models=MODELS[:4])
-    two = fill(tmp_path / "two.db", models=MODELS[4:], **change)
+    first = fill(tmp_path / "one.db", models=MODELS[:4])
+    second = fill(tmp_path / "two.db", models=MODELS[4:], **change)
     with pytest.raises(
         InputError, match=rf" and \d other tasks? in one.db and two.db cannot be compared: {what}"
     ):
-        read(one, two)
+        read(first, second)
     like = fill(tmp_path / "like.db", models=MODELS[4:])
-    assert len(read(one, like).scores["adjust"].models) == len(MODELS)
+    assert len(read(first, like).scores["adjust"].models) == len(MODELS)
 
 
 def test_unlike_sources_are_shown_apart_where_one_asks_for_it(tmp_path: Path) -> None:
@@ -339,8 +387,8 @@ def test_unlike_sources_are_shown_apart_where_one_asks_for_it(tmp_path: Path) ->
     ]
     assert [set(models) for models in ranked] == [{*MODELS[:4], *MODELS[8:]}, {*MODELS[4:8]}]
     page = tmp_path / "report.html"
-    told = said("report", *sources, "-o", str(page))
-    assert told["problem"] == ""
+    result = said("report", *sources, "-o", str(page))
+    assert result["problem"] == ""
     first = page.read_text().split('<section id="answer"')[0]
     assert "1. one.db + like.db" in first
     assert "2. two.db: first" in first
@@ -380,10 +428,10 @@ def test_a_table_says_the_score_of_guessing(tmp_path: Path) -> None:
 
 
 def test_a_direct_score_on_other_data_is_not_set_against_a_tuned_one(tmp_path: Path) -> None:
-    one = fill(tmp_path / "one.db", protocols=("direct",))
-    two = fill(tmp_path / "two.db", protocols=("adjust",), data="d1")
+    first = fill(tmp_path / "one.db", protocols=("direct",))
+    second = fill(tmp_path / "two.db", protocols=("adjust",), data="d1")
     with pytest.raises(InputError, match="different data"):
-        read(one, two)
+        read(first, second)
 
 
 def test_folds_are_joined_only_where_none_is_missing(tmp_path: Path) -> None:
@@ -421,9 +469,9 @@ def test_lower_is_better_tasks_are_ranked_and_texts_are_not(tmp_path: Path) -> N
     values = np.random.default_rng(0).random((6, len(names)))
     matrix = ScoreMatrix.build([f"m{k}" for k in range(6)], names, values, metrics=names)
     write_scores(matrix, tmp_path / "scores.csv")
-    found = read(tmp_path / "scores.csv").scores["direct"]
-    assert found.benchmarks().tasks == tuple(names[:-1])
-    assert found.corpora().tasks == ("bits_per_byte",)
+    result = read(tmp_path / "scores.csv").scores["direct"]
+    assert result.benchmarks().tasks == tuple(names[:-1])
+    assert result.corpora().tasks == ("bits_per_byte",)
 
 
 def test_folds_that_were_tuned_otherwise_are_not_joined():
@@ -433,7 +481,7 @@ def test_folds_that_were_tuned_otherwise_are_not_joined():
             ("a", "t#1/2"): Score(0.5, 0.02, 100, metric, Origin(data="one", recipe="same")),
             ("a", "t#2/2"): Score(0.7, 0.04, 300, metric, Origin(data="two", recipe=recipe)),
         }
-        return ScoreMatrix.of_cells("train_before_test", cells)
+        return ScoreMatrix.from_cells("train_before_test", cells)
 
     joined = join_folds(made("same"), [])
     assert joined.tasks == ("t",)
@@ -448,5 +496,20 @@ def test_folds_that_were_tuned_otherwise_are_not_joined():
 
 @pytest.mark.parametrize("name", ["", " ", "\0", "a\0.csv"])
 def test_what_no_file_can_be_called_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="is no name of a file"):
+    with pytest.raises(InputError, match="is not the name of a file"):
         read(name)
+
+
+def test_narrowed_evidence_lists_the_results_that_are_meant(tmp_path: Path) -> None:
+    """It listed every result of its studies: ``papers judge --model a`` would have asked about all models."""
+    store = make_store(tmp_path / "s.db", models=("org/a", "org/b"), tasks=("boolq", "piqa"))
+    whole = read(store)
+    assert len(whole.cells()) == 8
+    narrowed = read(store, models=["a"], tasks=["boolq"])
+    names = [(cell.model, cell.task, cell.protocol) for cell in narrowed.cells()]
+    assert names == [
+        ("org/a", "boolq", "direct"),
+        ("org/a", "boolq", "train_before_test"),
+    ]
+    (one,) = narrowed.narrowed(protocols=["direct"]).cells()
+    assert one.protocol == "direct"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +32,15 @@ def test_benches_import_what_is_there(script: Path):
                 if not hasattr(room, name := one.name) and not _module(room, name)
             ]
             assert not lost, f"{script.name}:{node.lineno} imports {lost} from {node.module}"
+
+
+def test_no_script_hides_another():
+    """Tests import tools and benches by their bare names: of two of one name, the first on the path would be both."""
+    names = Counter()
+    for folder in ("tests", "tools", "bench"):
+        paths = [*(house.ROOT / folder).glob("*.py"), *(house.ROOT / folder).glob("*/__init__.py")]
+        names.update(path.parent.name if path.stem == "__init__" else path.stem for path in paths)
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def _module(room: ModuleType, name: str) -> bool:
@@ -64,6 +74,26 @@ def test_the_measures_count_what_they_say(small: Path):
     assert house.longest_chain() == chain, "through the door, to where the names are made"
     assert house.past_doors() == [
         "potentia.two.late reaches past potentia.one for potentia.one.hinge"
+    ]
+
+
+def test_rooms_and_packages_of_a_room_that_reach_each_other_are_found(small: Path):
+    assert house.room_cycles() == []
+    (small / "potentia/one/hinge.py").write_text("def f():\n    from potentia import two\n")
+    assert house.room_cycles() == [
+        "one and two reach each other: potentia.one.hinge → potentia.two",
+        "two and one reach each other: potentia.two.good → potentia.one",
+    ]
+    (small / "potentia/one/hinge.py").write_text("")
+    for package, other in (("left", "right"), ("right", "left")):
+        (small / "potentia/two" / package).mkdir()
+        (small / "potentia/two" / package / "__init__.py").write_text("")
+        (small / "potentia/two" / package / "part.py").write_text(
+            f"from potentia.two.{other} import part\n"
+        )
+    assert house.room_cycles() == [
+        "two.left and two.right reach each other: potentia.two.left.part → potentia.two.right.part",
+        "two.right and two.left reach each other: potentia.two.right.part → potentia.two.left.part",
     ]
 
 

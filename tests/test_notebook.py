@@ -91,13 +91,13 @@ def test_matrices_go_to_pandas_and_back() -> None:
     matrix = potentia.ScoreMatrix.build(
         ["a", "b"], ["x", "y"], [[0.1, np.nan], [0.3, 0.4]], protocol="few_shot:5"
     )
-    frame = matrix.frame()
+    frame = matrix.to_frame()
     assert frame.loc["b", "y"] == 0.4
     again = potentia.read(frame).scores["direct"]
     np.testing.assert_array_equal(again.values, matrix.values)
     assert (again.models, again.tasks) == (matrix.models, matrix.tasks)
     tidy = frame.reset_index().melt("model", var_name="task", value_name="score").dropna()
-    assert potentia.read(tidy).scores["direct"].frame().loc["b", "y"] == 0.4
+    assert potentia.read(tidy).scores["direct"].to_frame().loc["b", "y"] == 0.4
     assert "few" not in matrix._repr_html_()
 
 

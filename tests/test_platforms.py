@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from speed import PATIENCE
+
 ROOT = Path(__file__).parents[1]
 SCORES = ROOT / "examples" / "real-models.csv"
 
@@ -31,12 +33,15 @@ LINES = f"""
 report {SCORES} -o report.html --figures figures.svg
 compare Qwen2.5-Coder-0.5B-Instruct SmolLM2-135M-Instruct {SCORES}
 export {SCORES} -o scores.parquet
-report scores.parquet -o again.html
 analyze rankings scores.parquet --json
 export scores.parquet -o imported.db
 status imported.db
 report made.db -o store.html
 status made.db --check
+store rename made.db made renamed
+store discard made.db --model e --yes
+analyze benchmark arc_easy {SCORES}
+papers test-task {SCORES}
 doctor --json
 """
 
@@ -89,7 +94,7 @@ def test_the_analysis_half_works(system: str, tmp_path: Path) -> None:
         f"done: {line}" for line in lines
     ]
     assert "limits no process's memory" in done.stderr, "a missing limit is told"
-    assert (tmp_path / "again.html").stat().st_size > 100_000
+    assert (tmp_path / "report.html").stat().st_size > 100_000
 
 
 @pytest.mark.parametrize(("system", "has_timer"), [("windows", False), ("macos", True)])
@@ -103,17 +108,19 @@ def test_a_template_without_end_is_stopped_by_the_limit_that_there_is(
 
 @pytest.mark.parametrize("system", ["windows", "macos"])
 def test_the_board_is_served(system: str, tmp_path: Path) -> None:
-    code = "import made_store; made_store.make_store('made.db')"
-    assert run_as(system, code, folder=tmp_path).returncode == 0
-    command = [sys.executable, "-m", "potentia", "serve", "made.db", "--port", "0"]
+    code = (
+        "import made_store, sys; made_store.make_store('made.db'); from potentia.cli import main;"
+        "sys.argv = ['potentia', 'serve', 'made.db', '--port', '0']; main()"
+    )
+    command = [sys.executable, "-c", code]
     server = subprocess.Popen(
         command, cwd=tmp_path, env=environment_of(system), stdout=subprocess.PIPE, text=True
     )
     try:
         assert server.stdout is not None
         address = server.stdout.readline().split()[-1]
-        page = urllib.request.urlopen(address, timeout=120).read().decode()
+        page = urllib.request.urlopen(address, timeout=PATIENCE).read().decode()
         assert "made" in page
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(PATIENCE)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from potentia.store.records import process_start
+from speed import PATIENCE
 
 PROGRAM = """
 import multiprocessing, os, signal, sys, time
@@ -36,7 +37,7 @@ def test_a_worker_leaves_with_its_parent_also_where_that_was_killed_before_the_w
 ):
     (tmp_path / "program.py").write_text(PROGRAM)
     subprocess.run([sys.executable, "program.py", when], cwd=tmp_path)
-    pid, end = int((tmp_path / "pid").read_text()), time.monotonic() + 300
+    pid, end = int((tmp_path / "pid").read_text()), time.monotonic() + PATIENCE
     while process_start(pid) is not None and time.monotonic() < end:
         time.sleep(0.1)
     assert process_start(pid) is None

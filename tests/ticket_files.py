@@ -77,10 +77,10 @@ def english(n: int, seed: int = 0) -> list[Row]:
     made: dict[str, str] = {}
     while len(made) < n:
         label = stream.choices(names, weights)[0]
-        said = stream.choice(TEMPLATES[label][1]).format(
+        text = stream.choice(TEMPLATES[label][1]).format(
             n=stream.randrange(2, 9000), month=stream.choice(MONTHS)
         )
-        made.setdefault(stream.choice(OPENINGS) + said + stream.choice(ENDINGS), label)
+        made.setdefault(stream.choice(OPENINGS) + text + stream.choice(ENDINGS), label)
     return list(made.items())
 
 

@@ -46,7 +46,7 @@ def tokenizer(chat: bool = False):
     }
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made = PreTrainedTokenizerFast(
+    pre_trained_tokenizer_fast = PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token="<pad>",
         bos_token="<bos>",
@@ -54,8 +54,8 @@ def tokenizer(chat: bool = False):
         unk_token="<unk>",
     )
     if chat:
-        made.chat_template = CHAT
-    return made
+        pre_trained_tokenizer_fast.chat_template = CHAT
+    return pre_trained_tokenizer_fast
 
 
 def save_model(
