@@ -8,7 +8,7 @@ RUN_STAMP := $(VENV)/.installed-run
 STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo check lowest test long lint bench faults large docs blocks fuzz hostile scale audit architectures sabotage weights clean
+.PHONY: help setup tools demo check unit lowest test tests long lint bench faults large docs blocks fuzz hostile scale audit architectures sabotage weights clean
 
 help: ## say what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -27,12 +27,17 @@ $(STAMP): pyproject.toml | $(BIN)/python
 	@$(PIP) --group dev --editable '.[run,postgres,gguf,ray,slurm,trees]'
 	@touch $(RUN_STAMP) $@
 
+# Said where the command potentia is not on the PATH yet.
+ACTIVATE = @echo "To type potentia yourself:  source $(VENV)/bin/activate"
+
 setup: $(RUN_STAMP) ## install Potentia with what runs models into .venv; the other targets install what they need
+	$(ACTIVATE)
 
 tools: $(STAMP) ## install what tests, docs and benchmarks need, too
 
 demo: $(RUN_STAMP) ## run the embedded study: real fine-tuning of tiny models, then the report
 	@$(BIN)/potentia demo
+	$(ACTIVATE)
 
 lint: $(STAMP) ## style, types and import contracts
 	@echo "== ruff" && $(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -46,22 +51,29 @@ PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)
 # Tests of one module each: no browser, no server, no process of its own, no published data.
 UNIT := tests/values tests/facts tests/study tests/formats tests/analysis tests/papers tests/zoo tests/test_api.py tests/test_house.py tests/test_files.py
 
-check: lint ## for the inner loop: lint, types, unit tests; two minutes on two quiet cores
+check: $(STAMP) ## for the inner loop: lint, types, unit tests; two minutes on two quiet cores
+	@$(MAKE) --no-print-directory --jobs 2 lint unit
+
+unit: $(STAMP)
 	@echo "== unit tests"
 	@$(PYTEST) --dist loadfile -m "not slow and not long and not browser and not postgres and not shared" $(UNIT) $(ARGS)
 
 # The lowest versions that pyproject.toml allows, in an environment of their own.
 LOWEST := .venv-lowest
-SAMPLE := tests/test_extras.py tests/formats tests/study tests/values tests/tasks/test_metrics.py tests/engine/test_loading.py tests/run/test_tuned.py tests/e2e/test_demo.py
+LOWEST_EXTRAS := run parquet pandas figures postgres slurm ray track
+SAMPLE := tests/test_extras.py tests/show/board/test_board.py tests/show/board/test_request_timeout.py tests/store/test_store.py tests/formats tests/study tests/values tests/tasks/test_metrics.py tests/engine/test_loading.py tests/run/test_tuned.py tests/run/test_slurm.py tests/run/test_ray.py tests/integrations/test_trackers.py tests/e2e/test_demo.py
 
-lowest: ## install the lowest allowed versions into .venv-lowest and run a sample of tests, the demo among them
+lowest: ## install the lowest allowed versions into .venv-lowest and run a sample of tests, the demo among them; NEWEST=torch leaves torch as it comes
 	@test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
 	@$(LOWEST)/bin/python -m pip install --quiet --upgrade pip
-	@$(LOWEST)/bin/python tools/lowest.py run parquet pandas figures > $(LOWEST)/constraints.txt
-	@$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/constraints.txt --editable '.[run]' hypothesis jsonschema pytest pytest-timeout pytest-xdist statsmodels
+	@$(LOWEST)/bin/python tools/lowest.py $(LOWEST_EXTRAS) --newest $(NEWEST) > $(LOWEST)/constraints.txt
+	@$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/constraints.txt --editable ".[$$(echo $(LOWEST_EXTRAS) | tr ' ' ,)]" hypothesis jsonschema pytest pytest-timeout pytest-xdist statsmodels
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not long" $(SAMPLE) $(ARGS)
 
-test: lint ## lint, then all tests but those of `make long`
+test: $(STAMP) ## lint and all tests but those of `make long`, beside each other
+	@$(MAKE) --no-print-directory --jobs 2 lint tests
+
+tests: $(STAMP)
 	@echo "== tests"
 	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not long" $(ARGS)
 
@@ -98,7 +110,7 @@ audit: $(STAMP) ## look up the installed versions in the database of known holes
 	@$(BIN)/python -m pip freeze --exclude-editable > .audit.txt && $(BIN)/pip-audit --strict --no-deps --disable-pip -r .audit.txt; code=$$?; rm -f .audit.txt; exit $$code
 
 docs: $(STAMP) ## build the documentation site into site/, from docs/ and the code
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "== open site/index.html"
+	@$(BIN)/python tools/docs_site.py
 
 blocks: $(STAMP) ## run every code block of README and docs, also those that take minutes (make test runs the quick ones)
 	@$(BIN)/python tools/doc_blocks.py --slow $(PAGES)

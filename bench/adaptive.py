@@ -59,14 +59,14 @@ def main() -> int:
     )
     parser.add_argument("--killed", action="store_true", help="also kill and resume it")
     parser.add_argument("--loads", action="store_true", help="also without keeping models")
-    given = parser.parse_args()
+    options = parser.parse_args()
     print(
-        f"{'seed':>4}{'full CPU':>10}{'adaptive':>10}{'ratio':>7}{'wall':>7}{'cells':>8}{'tau':>6}  top {given.top}"
+        f"{'seed':>4}{'full CPU':>10}{'adaptive':>10}{'ratio':>7}{'wall':>7}{'cells':>8}{'tau':>6}  top {options.top}"
     )
     wrong = 0
-    for seed in range(given.first, given.first + given.seeds):
+    for seed in range(options.first, options.first + options.seeds):
         with tempfile.TemporaryDirectory(prefix="potentia-adaptive-") as folder:
-            wrong += judge(given, seed, Path(folder))
+            wrong += judge(options, seed, Path(folder))
     return int(wrong > 0)
 
 
@@ -74,7 +74,7 @@ def judge(given: argparse.Namespace, seed: int, folder: Path) -> bool:
     """Compare one adaptive run with its full study; say whether anything is wrong."""
     study = demo_study(folder, full=given.whole).model_copy(update={"seed": seed})
     warm(study, folder)
-    full, known = study.model_copy(update={"store": str(folder / "full.db")}), {}
+    full, run_by_name = study.model_copy(update={"store": str(folder / "full.db")}), {}
 
     def adaptive(store: str, **options: Any) -> Any:
         small = study.model_copy(update={"store": str(folder / store)})
@@ -83,22 +83,26 @@ def judge(given: argparse.Namespace, seed: int, folder: Path) -> bool:
         )
 
     def run_adaptive() -> None:
-        known["it"] = adaptive("adaptive.db").run()[1]
+        run_by_name["it"] = adaptive("adaptive.db").run()[1]
 
     cpu, wall = clock(lambda: run_study(plan_study(full), workers=given.workers))
     cpu_a, wall_a = clock(run_adaptive)
     matrix = read(full.store).scores["train_before_test"]
     truth = dict(zip(matrix.models, mean_z_scores(matrix.values), strict=True))
     order = sorted(truth, key=lambda model: -truth[model])
-    found = known["it"].order()
-    same = set(found[: given.top]) == set(order[: given.top])
-    tau = kendalltau([truth[m] for m in known["it"].models], known["it"].aggregate).statistic
-    cells = f"{int(known['it'].measured.sum())}/{known['it'].measured.size}"
-    said = (
-        "same" if same else f"{', '.join(found[: given.top])} for {', '.join(order[: given.top])}"
+    order_found = run_by_name["it"].order()
+    same = set(order_found[: given.top]) == set(order[: given.top])
+    tau = kendalltau(
+        [truth[m] for m in run_by_name["it"].models], run_by_name["it"].aggregate
+    ).statistic
+    cells = f"{int(run_by_name['it'].measured.sum())}/{run_by_name['it'].measured.size}"
+    verdict = (
+        "same"
+        if same
+        else f"{', '.join(order_found[: given.top])} for {', '.join(order[: given.top])}"
     )
     times = f"{cpu:>9.1f}s{cpu_a:>9.1f}s{cpu_a / cpu:>7.2f}{wall_a / wall:>7.2f}"
-    print(f"{seed:>4}{times}{cells:>8}{tau:>6.2f}  {said}", flush=True)
+    print(f"{seed:>4}{times}{cells:>8}{tau:>6.2f}  {verdict}", flush=True)
     wrong = not same or cpu_a / cpu > HALF
     if given.loads:
         spent, _ = clock(lambda: adaptive("loads.db", keep=False).run())
@@ -118,18 +122,17 @@ def resumes(adaptive: Callable[..., Any], once: str, store: str) -> bool:
             raise Killed
 
     with contextlib.suppress(Killed):
-        adaptive("killed.db", tell=die).run()
+        adaptive("killed.db", report=die).run()
     adaptive("killed.db").run()
-    left, right = scores(once), scores(store)
-    print(
-        f"     killed and resumed: {'the same' if left == right else 'OTHER SCORES'} ({len(right)} cells)"
-    )
-    return left == right
+    scores_at_once, scores_resumed = scores(once), scores(store)
+    outcome = "the same" if scores_at_once == scores_resumed else "OTHER SCORES"
+    print(f"     killed and resumed: {outcome} ({len(scores_resumed)} cells)")
+    return scores_at_once == scores_resumed
 
 
-def scores(place: str) -> dict[tuple[str, str, str], float]:
+def scores(location: str) -> dict[tuple[str, str, str], float]:
     """All scores of a store."""
-    with Store.open(place, readonly=True) as store:
+    with Store.open(location, readonly=True) as store:
         return {(c.model, c.task, str(c.protocol)): c.score.value for c in store.cells.read()}
 
 
@@ -146,8 +149,11 @@ def clock(work: Callable[[], Any]) -> tuple[float, float]:
     """CPU seconds of this process and its children, and seconds on the wall."""
 
     def spent() -> float:
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return sum(one.ru_utime + one.ru_stime for one in used)
+        used = [
+            resource.getrusage(process_group)
+            for process_group in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        ]
+        return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
     cpu, wall = spent(), time.monotonic()
     work()

@@ -42,6 +42,6 @@ def write_lines(
 
 
 def _started(
-    pool: ProcessPoolExecutor, work: Callable[[Any], str], units: Iterator[Any], most: int
+    pool: ProcessPoolExecutor, work: Callable[[Any], str], units: Iterator[Any], max_started: int
 ) -> set[Future[str]]:
-    return {pool.submit(work, unit) for _, unit in zip(range(most), units, strict=False)}
+    return {pool.submit(work, unit) for _, unit in zip(range(max_started), units, strict=False)}

@@ -153,17 +153,17 @@ def once(
         env=ENVIRONMENT,
     )
     assert serving.stdout is not None
-    found = re.search(r"http://127\.0\.0\.1:\d+", serving.stdout.readline())
-    assert found
-    reading = start("--read", found.group(), str(readers))
+    address = re.search(r"http://127\.0\.0\.1:\d+", serving.stdout.readline())
+    assert address
+    reading = start("--read", address.group(), str(readers))
     spent = json.loads(running.communicate()[0])
     ticks = Path(f"/proc/{serving.pid}/stat").read_text().rpartition(")")[2].split()
     cpu = (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
     serving.terminate()
     serving.wait()
-    told = json.loads(reading.communicate()[0])
-    assert told["errors"] == 0, f"{told['errors']} answers were 5xx"
-    return spent, told["latencies"], cpu
+    measured = json.loads(reading.communicate()[0])
+    assert measured["errors"] == 0, f"{measured['errors']} answers were 5xx"
+    return spent, measured["latencies"], cpu
 
 
 def main() -> None:
@@ -173,36 +173,37 @@ def main() -> None:
     parser.add_argument("--read", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--readers", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
-    if asked.run:
-        return run(Path(asked.run[0]), Path(asked.run[1]))
-    if asked.read:
-        return asyncio.run(read(asked.read[0], int(asked.read[1])))
+    options = parser.parse_args()
+    if options.run:
+        return run(Path(options.run[0]), Path(options.run[1]))
+    if options.read:
+        return asyncio.run(read(options.read[0], int(options.read[1])))
     alone, watched, latencies = [], [], {}
     with tempfile.TemporaryDirectory() as folder:
         make_world(Path(folder))
-        for k in range(asked.rounds):
-            for readers, times in ((0, alone), (asked.readers, watched)):
-                spent, seen, cpu = once(Path(folder), Path(folder) / f"{k}-{readers}.db", readers)
+        for k in range(options.rounds):
+            for readers, times in ((0, alone), (options.readers, watched)):
+                spent, answered, cpu = once(
+                    Path(folder), Path(folder) / f"{k}-{readers}.db", readers
+                )
                 times.append(spent)
-                for page, values in seen.items():
+                for page, values in answered.items():
                     latencies.setdefault(page, []).extend(values)
                 extra = f", server used {cpu:.1f} s of CPU" if readers else ""
                 took = f"{spent['seconds']:.2f} s, {spent['cpu']:.2f} s CPU{extra}"
                 print(f"round {k + 1}, {readers:>2} readers: run took {took}")
-    every = sorted(value for values in latencies.values() for value in values)
+    latency_values = sorted(value for values in latencies.values() for value in values)
     for page, values in sorted(latencies.items()):
         print(
             f"{page:<12} {len(values):>5} requests, median {1000 * statistics.median(values):6.1f} ms, "
             f"p95 {1000 * sorted(values)[int(0.95 * (len(values) - 1))]:6.1f} ms"
         )
-    if every:
-        print(
-            f"all pages: {len(every)} requests, p95 {1000 * every[int(0.95 * (len(every) - 1))]:.1f} ms"
-        )
+    if latency_values:
+        slow = latency_values[int(0.95 * (len(latency_values) - 1))]
+        print(f"all pages: {len(latency_values)} requests, p95 {1000 * slow:.1f} ms")
     for name in ("seconds", "cpu"):
         base, loaded = (statistics.median(t[name] for t in times) for times in (alone, watched))
-        print(f"run time ({name}) with {asked.readers} readers / alone: {loaded / base:.3f}")
+        print(f"run time ({name}) with {options.readers} readers / alone: {loaded / base:.3f}")
 
 
 if __name__ == "__main__":

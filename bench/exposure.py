@@ -37,11 +37,11 @@ from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule
 from potentia.papers.task_training.exposure import (
     PLANTED,
     Measures,
-    Planted,
+    PlantedCopy,
     Reading,
     measure_signs,
-    planted,
-    ways_table,
+    read_planted_copies,
+    tabulate_exposures,
 )
 from potentia.run.probe import ALPHA, LOSS, RANK, ModelProbe
 from potentia.study import Caps, Probe
@@ -89,15 +89,15 @@ class World:
     plain_documents: int
 
 
-def small_world(given: argparse.Namespace) -> World:
+def small_world(options: argparse.Namespace) -> World:
     """Lay out the zoo: two sizes of four families; half of the tasks are shown, by the seed."""
-    folder = given.out
+    folder = options.out
     chosen = [m for m in zoo.models("base") if m.name.rpartition("-")[2] in ("96k", "237k")]
     folders = zoo.write_model_folders(folder / "models", [m.name for m in chosen])
     files = zoo.write_task_files(folder / "tasks")
     names = ["ask", "record", "table", "beside", "fix", "both", "claim", "owner"]
-    rng = np.random.default_rng(given.seed)
-    shown = tuple(rng.permutation(names)[:4].tolist())
+    rng = np.random.default_rng(options.seed)
+    shown_tasks = tuple(rng.permutation(names)[:4].tolist())
     partner = {
         "ask": "table",
         "table": "ask",
@@ -117,25 +117,25 @@ def small_world(given: argparse.Namespace) -> World:
         {m.name: (m.family, folders[m.name]) for m in chosen},
         {m.name: m.exposure for m in chosen},
         {name: load(name) for name in names},
-        shown,
-        dict.fromkeys(shown),
-        {name: partner[name] for name in shown},
+        shown_tasks,
+        dict.fromkeys(shown_tasks),
+        {name: partner[name] for name in shown_tasks},
         {name: load(name) for name in names},
         load("chronicle"),
-        Probe(on=True, documents=given.documents, learning_rate=2e-3),
+        Probe(on=True, documents=options.documents, learning_rate=2e-3),
         2e-3,
         8,
-        given.shown or 400,
+        options.shown or 400,
         1000,
     )
 
 
-def real_world(given: argparse.Namespace) -> World:
+def real_world(options: argparse.Namespace) -> World:
     """Take every model folder, and tasks that the method was not chosen on."""
-    models, data = given.models, given.data
+    models, data = options.models, options.data
     caps = Caps(train=2000, validation=300, test=500)
     related = {"arc_easy": "arc_challenge", "cola": "sst2", "mrpc": "rte", "piqa": "openbookqa"}
-    shown = tuple(related)
+    shown_tasks = tuple(related)
 
     def load(name: str) -> Task:
         return tasks.load(name, data_dir=data, caps=caps)
@@ -148,25 +148,28 @@ def real_world(given: argparse.Namespace) -> World:
     return World(
         {folder.name: (folder.name, folder) for folder in folders},
         {folder.name: () for folder in folders},
-        {name: load(name) for name in (*shown, "commonsense_qa", "wic", "winogrande", "sciq")},
-        shown,
-        {name: load(f"{name}:choice") for name in shown},
+        {
+            name: load(name)
+            for name in (*shown_tasks, "commonsense_qa", "wic", "winogrande", "sciq")
+        },
+        shown_tasks,
+        {name: load(f"{name}:choice") for name in shown_tasks},
         related,
         {name: load(name) for name in related.values()},
         plain,
-        Probe(on=True, documents=given.documents),
+        Probe(on=True, documents=options.documents),
         5e-4,
         16,
-        given.shown or 300,
-        given.shown or 300,
+        options.shown or 300,
+        options.shown or 300,
     )
 
 
-def shown_texts(world: World, way: str) -> list[Example]:
+def shown_texts(world: World, exposure: str) -> list[Example]:
     """Return what a copy is tuned on before anything else."""
-    found: list[Example] = []
+    examples: list[Example] = []
     for name in world.shown:
-        task, most = world.probed[name], world.documents
+        task, max_examples = world.probed[name], world.documents
         train = list(task.documents("train"))
         first = set(
             np.random.default_rng(0).permutation(len(train))[: world.probe.documents].tolist()
@@ -175,91 +178,99 @@ def shown_texts(world: World, way: str) -> list[Example]:
             [train[i] for i in sorted(first)],
             [d for i, d in enumerate(train) if i not in first],
         )
-        same = [*mine, *rest][:most]
-        if way == "other":
-            found += task.examples(rest[:most])
-        elif way == "test":
-            found += task.examples(list(task.documents("test")))
-        elif way == "tenth":
-            found += task.examples(same[::10])
-        elif way == "form":
+        same = [*mine, *rest][:max_examples]
+        if exposure == "other":
+            examples += task.examples(rest[:max_examples])
+        elif exposure == "test":
+            examples += task.examples(list(task.documents("test")))
+        elif exposure == "tenth":
+            examples += task.examples(same[::10])
+        elif exposure == "form":
             other, ids = world.forms[name], {doc.id for doc in same}
             if other is None:
                 answers = [text.continuation for text in task.examples(same)]
-                found += [
+                examples += [
                     Example(f"{doc['about']} :", answer)
                     for doc, answer in zip(same, answers, strict=True)
                 ]
             else:
-                found += other.examples([doc for doc in other.documents("train") if doc.id in ids])
-        elif way == "related":
+                examples += other.examples(
+                    [doc for doc in other.documents("train") if doc.id in ids]
+                )
+        elif exposure == "related":
             other = world.others[world.related[name]]
-            found += other.examples(list(other.documents("train"))[:most])
+            examples += other.examples(list(other.documents("train"))[:max_examples])
         else:
-            found += task.examples(same)
-    return found
+            examples += task.examples(same)
+    return examples
 
 
-def probe_all(given: argparse.Namespace) -> None:
+def probe_all(options: argparse.Namespace) -> None:
     """Write the probe of every original and copy on every task, with the truth; each model in a process."""
-    names = list(world_of(given).models)
-    with get_context("spawn").Pool(given.workers) as pool:
+    names = list(world_of(options).models)
+    with get_context("spawn").Pool(options.workers) as pool:
         for _ in track(
-            pool.imap_unordered(partial(probe_model, given), names),
+            pool.imap_unordered(partial(probe_model, options), names),
             total=len(names),
             description="models",
         ):
             pass
 
 
-def world_of(given: argparse.Namespace) -> World:
+def world_of(options: argparse.Namespace) -> World:
     """Lay out what is asked for."""
-    return real_world(given) if given.models else small_world(given)
+    return real_world(options) if options.models else small_world(options)
 
 
-def probe_model(given: argparse.Namespace, name: str) -> None:
+def probe_model(options: argparse.Namespace, name: str) -> None:
     """Probe one model and its copies, one after another: their adapters are merged into its weights and taken out."""
-    world, until = world_of(given), time.monotonic() + 60 * given.minutes
+    world, until = world_of(options), time.monotonic() + 60 * options.minutes
     family, source = world.models[name]
-    loaded = engine.load(str(source), device=given.device)
-    with (given.out / f"probes-{name}.jsonl").open("w") as out, LaneTrainer(loaded) as trainer:
+    loaded = engine.load(str(source), device=options.device)
+    with (options.out / f"probes-{name}.jsonl").open("w") as out, LaneTrainer(loaded) as trainer:
 
         def probe(way: str) -> None:
             for task, record in (
-                ModelProbe(loaded, world.probed, world.probe, loss=given.loss).run(trainer).items()
+                ModelProbe(loaded, world.probed, world.probe, loss=options.loss)
+                .run(trainer)
+                .items()
             ):
-                seen = _seen(world, name, way, task)
+                exposure_seen = _seen(world, name, way, task)
                 line = {
                     "model": name,
                     "family": family,
                     "task": task,
                     "copy": way,
-                    "seen": seen,
+                    "seen": exposure_seen,
                     "probe": record.to_dict(),
                 }
-                if given.rivals:
+                if options.rivals:
                     line["rivals"] = _ask_rivals(world, loaded, task)
                 out.write(json.dumps(line) + "\n")
             out.flush()
 
         probe("")
-        if given.only and name not in given.only:
+        if options.only and name not in options.only:
             return
-        lanes = [_lane(world, loaded, way) for way in given.ways if not way.startswith("buried")]
+        lanes = [
+            _lane(world, loaded, exposure)
+            for exposure in options.ways
+            if not exposure.startswith("buried")
+        ]
         trainer.train(lanes)
         adapters = {lane.key: trainer.adapter_state(lane.key) for lane in lanes}
-        for way in given.ways:
+        for exposure in options.ways:
             if time.monotonic() > until:
-                print(f"{name}: no time for {way}")
+                print(f"{name}: no time for {exposure}")
                 break
-            first = way.replace("buried", "same")
+            first = exposure.replace("buried", "same")
             with merged(loaded.model, adapters[first]):
-                if way == first:
-                    probe(way)
+                if exposure == first:
+                    probe(exposure)
                     continue
-                trainer.train([_lane(world, loaded, way)])
-                with merged(loaded.model, trainer.adapter_state(way)):
-                    probe(way)
+                trainer.train([_lane(world, loaded, exposure)])
+                with merged(loaded.model, trainer.adapter_state(exposure)):
+                    probe(exposure)
 
 
 @contextmanager
@@ -279,8 +290,8 @@ def merged(model: nn.Module, adapter: Mapping[str, torch.Tensor]) -> Iterator[No
             weight.data.copy_(old)
 
 
-def _lane(world: World, loaded: Any, way: str) -> LaneSpec:
-    kind, _, answers = way.partition(" ")
+def _lane(world: World, loaded: Any, exposure: str) -> LaneSpec:
+    kind, _, answers = exposure.partition(" ")
     texts = shown_texts(world, kind)
     end = loaded.tokenizer.eos_token_id
     if answers and end is not None:  # as the default recipe does
@@ -288,8 +299,10 @@ def _lane(world: World, loaded: Any, way: str) -> LaneSpec:
     encoded = encode_examples(loaded.encoder, texts, end_id=end)
     epochs = 1 if kind in ("once", "buried") else EPOCHS
     loss = "completion" if answers and kind != "buried" else "text"
-    schedule = Schedule(epochs, world.batch, world.rate, loss=loss, max_tokens=512)
-    return LaneSpec(way, encoded, schedule, LoraConfig(RANK, ALPHA, 0.0, ("all-linear",)))
+    schedule = Schedule(epochs, world.batch, learning_rate=world.rate, loss=loss, max_tokens=512)
+    return LaneSpec(
+        exposure, encoded, schedule, LoraConfig(RANK, ALPHA, dropout=0.0, targets=("all-linear",))
+    )
 
 
 def _ask_rivals(world: World, loaded: Any, name: str) -> dict[str, float]:
@@ -297,7 +310,7 @@ def _ask_rivals(world: World, loaded: Any, name: str) -> dict[str, float]:
     task = world.probed[name]
     train = list(task.documents("train"))
     order = np.random.default_rng(0).permutation(len(train))[: world.probe.documents]
-    learned = [train[place] for place in sorted(order.tolist())][:RIVAL_TEXTS]
+    learned = [train[position] for position in sorted(order.tolist())][:RIVAL_TEXTS]
     held_out = list(task.documents("validation"))[:RIVAL_TEXTS]
     texts = []
     for documents in (learned, held_out):
@@ -306,45 +319,55 @@ def _ask_rivals(world: World, loaded: Any, name: str) -> dict[str, float]:
     return measure_rivals(loaded.model, loaded.tokenizer, *texts)
 
 
-def _seen(world: World, name: str, way: str, task: str) -> str:
+def _seen(world: World, name: str, exposure: str, task: str) -> str:
     """Return the way in which a copy saw a task; empty where it did not."""
-    seen = way if task in world.shown else ""
-    if way.startswith("related") and task in world.related.values():
-        seen = way.replace("related", "other") if task not in world.shown else "same and related"
+    way_seen = exposure if task in world.shown else ""
+    if exposure.startswith("related") and task in world.related.values():
+        way_seen = (
+            exposure.replace("related", "other") if task not in world.shown else "same and related"
+        )
     if task in world.known[name]:
-        seen = f"pretraining, {seen}" if seen else "pretraining"
-    return seen
+        way_seen = f"pretraining, {way_seen}" if way_seen else "pretraining"
+    return way_seen
 
 
-def judge(lines: Sequence[Mapping[str, Any]], source: str, least_families: int) -> list[Planted]:
+def judge(
+    lines: Sequence[Mapping[str, Any]], source: str, least_families: int
+) -> list[PlantedCopy]:
     """Measure every state of every model beside the originals: declared clean where they are, and of unknown past."""
     readings = {
-        (one["model"], one["task"], one["copy"]): Reading.of(ProbeResult.from_dict(one["probe"]))
-        for one in lines
+        (line["model"], line["task"], line["copy"]): Reading.of(
+            ProbeResult.from_dict(line["probe"])
+        )
+        for line in lines
     }
-    families = {one["model"]: one["family"] for one in lines}
-    known: dict[str, set[str]] = {}
-    for one in lines:
-        if one["copy"] == "" and one["seen"]:
-            known.setdefault(one["model"], set()).add(one["task"])
+    families = {line["model"]: line["family"] for line in lines}
+    known_answers: dict[str, set[str]] = {}
+    for line in lines:
+        if line["copy"] == "" and line["seen"]:
+            known_answers.setdefault(line["model"], set()).add(line["task"])
     originals = {
         (model, task): reading for (model, task, copy), reading in readings.items() if not copy
     }
-    found = []
-    for one in lines:
-        model, task = one["model"], one["task"]
-        beside = {place: reading for place, reading in originals.items() if place[1] == task}
-        beside[model, task] = readings[model, task, one["copy"]]
+    judged_rows = []
+    for line in lines:
+        model, task = line["model"], line["task"]
+        beside = {key: reading for key, reading in originals.items() if key[1] == task}
+        beside[model, task] = readings[model, task, line["copy"]]
         for panel in (
-            {"clean": list(families), "exposed": {m: t for m, t in known.items() if m != model}},
+            {
+                "clean": list(families),
+                "exposed": {m: t for m, t in known_answers.items() if m != model},
+            },
             {},
         ):
             signs, _ = measure_signs(beside, families, least_families=least_families, **panel)
             for sign in (sign for sign in signs if sign.model == model):
                 rounded = Measures(*(round(x, 3) for x in asdict(sign.measures).values()))
-                place = source, model, one["family"], task, one["seen"], sign.reference, sign.rate
-                found.append(Planted(*place, rounded))
-    return found
+                way, _, answers = line["seen"].partition(" ")
+                key = source, model, line["family"], task, way, sign.reference, sign.rate
+                judged_rows.append(PlantedCopy(*key, rounded, by_answers=bool(answers)))
+    return judged_rows
 
 
 def main() -> int:
@@ -381,18 +404,18 @@ def main() -> int:
     parser.add_argument(
         "--calibrate", action="store_true", help="put them into the calibration of the package"
     )
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    source = "real" if given.models else f"zoo, tasks {given.seed}"
-    if not given.again:
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    source = "real" if options.models else f"zoo, tasks {options.seed}"
+    if not options.again:
         began = time.monotonic()
-        probe_all(given)
+        probe_all(options)
         print(f"made and probed in {time.monotonic() - began:,.0f} s")
-    files = sorted(given.out.glob("probes-*.jsonl"))
+    files = sorted(options.out.glob("probes-*.jsonl"))
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     for line in lines:
         if (
-            given.models
+            options.models
             and line["copy"]
             and line["copy"].startswith(ALIKE.get(line["task"], "none"))
         ):
@@ -400,21 +423,21 @@ def main() -> int:
     lines = [
         line for line in lines if line["seen"] in ("", "pretraining", *WAYS)
     ]  # seen in one way, or in none
-    rows = judge(lines, source, 3 if given.models else 2)
-    if given.calibrate:
-        every = [*(row for row in planted() if row.source != source), *rows]
+    rows = judge(lines, source, 3 if options.models else 2)
+    if options.calibrate:
+        all_rows = [*(row for row in read_planted_copies() if row.source != source), *rows]
         flat = [
             {k: v for k, v in vars(row).items() if k != "measures"} | asdict(row.measures)
-            for row in every
+            for row in all_rows
         ]
         with PLANTED.open("w", encoding="utf-8", newline="") as out:
             table = csv.DictWriter(out, list(flat[0]))
             table.writeheader()
             table.writerows(flat)
     for reference in ("declared clean", "unknown"):
-        made = ways_table(rows, reference)
-        print(f"\n{made.title}\n" + " | ".join(made.columns))
-        for row in made.rows:
+        exposure_table = tabulate_exposures(rows, reference)
+        print(f"\n{exposure_table.title}\n" + " | ".join(exposure_table.columns))
+        for row in exposure_table.rows:
             print(" | ".join(format_cell(cell) for cell in row))
     with_rivals = [line for line in lines if "rivals" in line]
     if with_rivals:

@@ -67,8 +67,8 @@ def measure_text(model: Any, tokenizer: Any, text: str) -> TextMeasures:
 def measure_logprob_after(model: Any, tokenizer: Any, before: str, text: str) -> float:
     """Return the mean log-likelihood of the tokens of a text that stands after another."""
     logprobs, tokens = _read_logprobs(model, tokenizer, f"{before}\n\n{text}")
-    own = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return float(logprobs.gather(1, tokens[:, None])[-own:, 0].mean())
+    own_tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return float(logprobs.gather(1, tokens[:, None])[-own_tokens:, 0].mean())
 
 
 def _read_logprobs(model: Any, tokenizer: Any, text: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,11 +93,11 @@ def measure_rivals(
     of_learned = [measure_text(model, tokenizer, text) for text in learned]
     of_held_out = [measure_text(model, tokenizer, text) for text in held_out]
     is_less_likely = []
-    for place, (text, alone) in enumerate(zip(learned, of_learned, strict=True)):
-        after = measure_logprob_after(model, tokenizer, learned[place - 1], text)
+    for position, (text, alone) in enumerate(zip(learned, of_learned, strict=True)):
+        after = measure_logprob_after(model, tokenizer, learned[position - 1], text)
         is_less_likely.append(after < alone.mean_logprob)
     return {
-        "Min-K%++": float(np.mean([one.lowest_standardised for one in of_learned])),
+        "Min-K%++": float(np.mean([rival.lowest_standardised for rival in of_learned])),
         "LLM-DI": infer_dataset(of_learned, of_held_out),
         "CoDeC": float(np.mean(is_less_likely)),
     }
@@ -105,7 +105,7 @@ def measure_rivals(
 
 def infer_dataset(learned: Sequence[TextMeasures], held_out: Sequence[TextMeasures]) -> float:
     """Return −log10 p that texts learned from are no better known than held-out ones, by weighted measures."""
-    features = np.array([one.as_features() for one in (*learned, *held_out)])
+    features = np.array([text_scores.as_features() for text_scores in (*learned, *held_out)])
     spread = features.std(axis=0)
     features = (features - features.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     is_learned = np.repeat([1.0, 0.0], [len(learned), len(held_out)])
@@ -136,10 +136,10 @@ def tabulate_rivals(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, 
                 centred = line["rivals"][rival] - float(np.median(clean))
                 values_by_way.setdefault(line["seen"], []).append(centred)
         clean_values = values_by_way.pop("", [])
-        for way, values in sorted(values_by_way.items()):
+        for exposure, values in sorted(values_by_way.items()):
             area = math.nan
             if clean_values:
                 statistic = mannwhitneyu(values, clean_values).statistic
                 area = float(statistic / (len(values) * len(clean_values)))
-            rows.append((rival, way, len(values), area))
+            rows.append((rival, exposure, len(values), area))
     return rows

@@ -31,7 +31,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +61,16 @@ class Bench:
         """Return the shape to build for one that the table names."""
         return "tiny" if self.tiny else name
 
-    def tell(self, **found: Any) -> None:
+    def tell(self, **facts: Any) -> None:
         """Keep a result, and print it."""
-        found = {"stage": self.stage, **found}
+        facts = {"stage": self.stage, **facts}
         with self.out.open("a") as lines:
-            lines.write(json.dumps(found, default=str) + "\n")
-        shown = {
+            lines.write(json.dumps(facts, default=str) + "\n")
+        shown_facts = {
             key: round(value, 5) if isinstance(value, float) else value
-            for key, value in found.items()
+            for key, value in facts.items()
         }
-        print(json.dumps(shown, default=str)[:1500], flush=True)
+        print(json.dumps(shown_facts, default=str)[:1500], flush=True)
 
 
 # ---- lanes ----------------------------------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ def study_rows(bench: Bench) -> None:
                 lora = LoraConfig(dropout=0.0, targets=("all-linear",))
                 specs.append(LaneSpec(f"{task} {rate}", data, schedule, lora, seed=0))
         model = lanes.build(shape, device, torch.bfloat16 if cuda else torch.float32)
-        found = time_row(model, specs, device, warm, steps, static=None, profiled=cuda)
-        bench.tell(what="study row", model=name, lanes=len(specs), **found)
+        timing = time_row(model, specs, device, warm, steps, may_pack=None, profiled=cuda)
+        bench.tell(what="study row", model=name, lanes=len(specs), **timing)
         del model
         gc.collect()
 
@@ -137,22 +137,24 @@ def measure_rows(bench: Bench, name: str, counts: list[int], *, warm: int, steps
     peak = lanes.matmul_rate(device) if cuda else None
     model = lanes.build(bench.shape(name), device, torch.bfloat16 if cuda else torch.float32)
     for count in counts:
-        for static in (None, False) if name != "8b" and not bench.quick else (None,):
-            short = static is False
+        for may_pack in (None, False) if name != "8b" and not bench.quick else (None,):
+            short = may_pack is False
             w, s = (5, 8) if short and not bench.tiny else (warm, steps)
             specs = [spec for _, spec in lanes.row_of_lanes(bench.shape(name), count, w + s + 6)]
-            found = time_row(model, specs, device, w, s, static=static, profiled=cuda and not short)
+            timing = time_row(
+                model, specs, device, w, s, may_pack=may_pack, profiled=cuda and not short
+            )
             if peak is not None:
-                work = lanes.operations(bench.shape(name), found["tokens"])
-                found |= {"matmul_tflops": peak / 1e12, "share": work / found["step_s"] / peak}
+                work = lanes.operations(bench.shape(name), timing["tokens"])
+                timing |= {"matmul_tflops": peak / 1e12, "share": work / timing["step_s"] / peak}
             form = "one operation at a time" if short else "static"
             bench.tell(
                 what="lanes",
                 model=name,
                 lanes=count,
                 form=form,
-                rate=count / found["step_s"],
-                **found,
+                rate=count / timing["step_s"],
+                **timing,
             )
 
 
@@ -163,7 +165,7 @@ def time_row(
     warm: int,
     steps: int,
     *,
-    static: bool | None,
+    may_pack: bool | None,
     profiled: bool,
 ) -> dict[str, Any]:
     """Time steps of all lanes together, then look at three more with the profiler."""
@@ -174,7 +176,7 @@ def time_row(
 
     marks: list[float] = []
     tokens: list[int] = []
-    found: dict[str, Any] = {}
+    timing: dict[str, Any] = {}
     profiler: Any = None
     began = time.perf_counter()
 
@@ -183,7 +185,7 @@ def time_row(
         if warm <= info.step <= warm + steps:
             if info.step in (warm, warm + steps):
                 lanes.wait(device)
-                found[f"captured at {info.step}"] = getattr(run().steps, "captured", None)
+                timing[f"captured at {info.step}"] = getattr(run().stepper, "capture_count", None)
             marks.append(time.perf_counter())
             if info.step > warm:
                 tokens.append(info.tokens)
@@ -192,14 +194,14 @@ def time_row(
                 profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
                 profiler.start()
             except RuntimeError as error:
-                found["profiler"], profiler = str(error)[:200], None
-            found["profile_s"] = -time.perf_counter()
+                timing["profiler"], profiler = str(error)[:200], None
+            timing["profile_s"] = -time.perf_counter()
         if profiler is not None and info.step == warm + steps + 3:
             lanes.wait(device)
-            found["profile_s"] += time.perf_counter()
+            timing["profile_s"] += time.perf_counter()
             profiler.stop()
 
-    with LaneTrainer(model, static=static) as trainer:
+    with LaneTrainer(model, may_pack=may_pack) as trainer:
 
         def run() -> Any:
             return trainer.run_under_way
@@ -207,22 +209,22 @@ def time_row(
         last = warm + steps + (3 if profiled else 0)
         trainer.train(specs, on_step=on_step, stop=lambda: run() is not None and run().step >= last)
         lanes.wait(device)
-        taken = run().steps
+        taken = run().stepper
         plan = trainer.plan
         assert plan is not None
-        form = getattr(getattr(taken, "static", None), "blocks", None)
-        found |= {
+        form = getattr(getattr(taken, "packed_pass", None), "blocks", None)
+        timing |= {
             "steps": type(taken).__name__,
             "layers": "by hand" if form is not None else "own",
-            "captured": getattr(taken, "captured", None),
-            "replayed": getattr(taken, "replayed", None),
-            "capturing": getattr(taken, "capturing", None),
+            "captured": getattr(taken, "capture_count", None),
+            "replayed": getattr(taken, "replay_count", None),
+            "capturing": getattr(taken, "may_capture", None),
             "budget": plan.token_budget,
         }
         if plan.slots < len(specs):
-            found["warning"] = f"only {plan.slots} of {len(specs)} lanes were in flight"
+            timing["warning"] = f"only {plan.slots} of {len(specs)} lanes were in flight"
     gaps = [b - a for a, b in itertools.pairwise(marks)]
-    found |= {
+    timing |= {
         "step_s": (marks[-1] - marks[0]) / len(gaps),
         "longest_gap_s": max(gaps),
         "median_gap_s": statistics.median(gaps),
@@ -230,10 +232,10 @@ def time_row(
         "all_s": time.perf_counter() - began,
     }
     if device.type == "cuda":
-        found["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        timing["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
     if profiler is not None:
-        found["kernels"], found["busy"] = kernels_of(profiler, found["profile_s"])
-    return found
+        timing["kernels"], timing["busy"] = kernels_of(profiler, timing["profile_s"])
+    return timing
 
 
 def kernels_of(profiler: Any, seconds: float) -> tuple[list[str], float]:
@@ -315,7 +317,7 @@ def phases() -> Iterator[dict[str, list[float]]]:
             (continuous.Seats, name)
             for name in ("seat_prompts", "step", "_compute_step", "_capture_step", "move_texts")
         ),
-        (continuous.ContinuousLoop, "_send"),
+        (continuous.ContinuousLoop, "_send_tokens"),
         (network.SentTensors, "read"),
         (scoring_check.ScoringCheck, "can_write"),
         (decoding.Endings, "table_of_last_tokens"),
@@ -326,12 +328,12 @@ def phases() -> Iterator[dict[str, list[float]]]:
     ]
     spent: dict[str, list[float]] = {}
 
-    def timed(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(own)
-        def call(*given: Any, **named: Any) -> Any:
+    def timed(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*arguments: Any, **named: Any) -> Any:
             began = time.perf_counter()
             try:
-                return own(*given, **named)
+                return original(*arguments, **named)
             finally:
                 entry = spent.setdefault(name, [0, 0.0])
                 entry[0] += 1
@@ -339,14 +341,14 @@ def phases() -> Iterator[dict[str, list[float]]]:
 
         return call
 
-    kept = [(home, name, getattr(home, name)) for home, name in parts]
+    originals = [(home, name, getattr(home, name)) for home, name in parts]
     try:
-        for home, name, own in kept:
-            setattr(home, name, timed(name, own))
+        for home, name, original in originals:
+            setattr(home, name, timed(name, original))
         yield spent
     finally:
-        for home, name, own in kept:
-            setattr(home, name, own)
+        for home, name, original in originals:
+            setattr(home, name, original)
 
 
 def clock(device: str, work: Callable[[], Any]) -> tuple[float, Any]:
@@ -373,15 +375,15 @@ def generation(bench: Bench) -> None:
 
     seconds, loaded = clock(bench.device, lambda: make_loaded(bench, "410m"))
     bench.tell(what="note", note="loaded", seconds=seconds)
-    count, most = (12, 16) if bench.tiny else (1024, 256)
+    count, max_tokens = (12, 16) if bench.tiny else (1024, 256)
     texts = problems(bench)
-    asked = [texts[i % len(texts)] for i in range(count)]
+    prompts = [texts[i % len(texts)] for i in range(count)]
     stop = find_stop(loaded.tokenizer, 1 / 130)
     scorer = Scorer(loaded, continuous=True)
     forms = [("stops", (stop,)), ("to the limit", ("Question:",))]
     ours: dict[str, tuple[float, list[str]]] = {}
     for form, until in forms:
-        requests = [Generation(text, until, most) for text in asked]
+        requests = [Generation(text, until, max_tokens) for text in prompts]
         times = []
         for _ in range(2):
             with phases() as spent:
@@ -398,8 +400,8 @@ def generation(bench: Bench) -> None:
             texts=count,
             mean_tokens=statistics.mean(lengths),
             per_s=sum(lengths) / min(times),
-            writing=scorer.notes["writing"],
-            fallbacks=scorer.notes["fallbacks"],
+            writing=list(scorer.notes.writing),
+            fallbacks=list(scorer.notes.fallbacks),
             distinct=len(set(written)),
             phases=spent,
         )
@@ -415,11 +417,11 @@ def generation(bench: Bench) -> None:
     ):
         if size not in sizes[form] or (bench.quick and size < 512):
             continue
-        keywords = {"until": list(until), "max_gen_toks": most, "do_sample": False}
+        keywords = {"until": list(until), "max_gen_toks": max_tokens, "do_sample": False}
         harness = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
         calls = [
             Instance("generate_until", {}, (text, dict(keywords)), i, ("gsm8k", i, 1))
-            for i, text in enumerate(asked)
+            for i, text in enumerate(prompts)
         ]
         try:
             seconds, theirs = clock(
@@ -459,13 +461,14 @@ def scoring(
     from lm_eval.models.huggingface import HFLM
 
     from potentia.engine.scoring import Scorer
+    from potentia.values.plain import to_plain
     from potentia.values.requests import Continuation
     from scoring import answers, questions
 
     loaded = make_loaded(bench, name)
     items = questions(bench.carry / "arc_easy.json", 40 if bench.tiny else documents)
     requests = [Continuation(prompt, choice) for prompt, choices in items for choice in choices]
-    said: dict[bool, list[float]] = {}
+    logprobs_by_form: dict[bool, list[float]] = {}
     for by_hand in (False, True):
         Scorer(loaded, fused=by_hand).loglikelihood(requests[:64])
         times = []
@@ -474,20 +477,23 @@ def scoring(
             scorer = Scorer(loaded, fused=by_hand)
             seconds, ours = clock(bench.device, lambda s=scorer: s.loglikelihood(requests))
             times.append(seconds)
-        said[by_hand] = [entry.logprob for entry in ours]
-        notes = {name: value for name, value in scorer.notes.items() if name != "prompt_samples"}
+        logprobs_by_form[by_hand] = [entry.logprob for entry in ours]
+        notes = replace(scorer.notes, prompt_samples=())
         bench.tell(
             what="scoring ours",
             model=name,
-            layers=notes["layers"],
+            layers=notes.layers,
             seconds=min(times),
             all_s=times,
             documents=len(items),
-            notes=notes,
-            checks=loaded.record.get("scoring"),
-            apart_from_own=max(abs(a - b) for a, b in zip(said[by_hand], said[False], strict=True)),
+            notes=notes.to_dict(),
+            checks=to_plain(loaded.record.scoring),
+            apart_from_own=max(
+                abs(a - b)
+                for a, b in zip(logprobs_by_form[by_hand], logprobs_by_form[False], strict=True)
+            ),
         )
-    mine = answers(items, said[True])
+    mine = answers(items, logprobs_by_form[True])
     for size in [8] if bench.tiny else sizes[1:3] if bench.quick else sizes:
         harness = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
         calls = [
@@ -772,9 +778,9 @@ def pack(data: Path, tokenizer: str, carry: Path) -> None:
 def table(lines: list[dict[str, Any]]) -> None:
     """Print what the results come to."""
 
-    def some(**wanted: Any) -> list[dict[str, Any]]:
+    def some(**settings: Any) -> list[dict[str, Any]]:
         return [
-            line for line in lines if all(line.get(key) == value for key, value in wanted.items())
+            line for line in lines if all(line.get(key) == value for key, value in settings.items())
         ]
 
     print("\n== wrong or missing")
@@ -800,8 +806,17 @@ def table(lines: list[dict[str, Any]]) -> None:
             print(f"  six rows side by side: {line['ratio']:.2f}× six rows in turns")
     for kind in ("generation", "scoring"):
         for line in some(what=f"{kind} ours"):
-            found = some(what=f"{kind} HFLM", form=line.get("form"), model=line.get("model"))
-            best = min((other["seconds"] for other in found if "seconds" in other), default=None)
+            lines_of_peer = some(
+                what=f"{kind} HFLM", form=line.get("form"), model=line.get("model")
+            )
+            best = min(
+                (
+                    line_of_peer["seconds"]
+                    for line_of_peer in lines_of_peer
+                    if "seconds" in line_of_peer
+                ),
+                default=None,
+            )
             ratio = f", {best / line['seconds']:.1f}× HFLM's best ({best:.1f} s)" if best else ""
             which = line.get("form") or f"{line.get('model')}, {line.get('layers')}"
             print(f"  {kind} {which}: {line['seconds']:.3f} s{ratio}")
@@ -860,15 +875,15 @@ def main() -> None:
     }
     bench.tell(what="begun", versions=versions, stages=names, imported_s=time.monotonic() - began)
     for name in names:
-        left = options.seconds - (time.monotonic() - began)
-        if left < 10:
+        seconds_left = options.seconds - (time.monotonic() - began)
+        if seconds_left < 10:
             print(f"-- {name}: no time left", flush=True)
             continue
         print(f"-- {name}", flush=True)
         start = time.monotonic()
-        limit = min(left, STAGES[name][1])
-        said = run_apart(Bench(**{**vars(bench), "stage": name, "limit": limit}), limit)
-        print(f"-- {name}: {said}, {time.monotonic() - start:.1f} s", flush=True)
+        limit = min(seconds_left, STAGES[name][1])
+        exit_status = run_apart(Bench(**{**vars(bench), "stage": name, "limit": limit}), limit)
+        print(f"-- {name}: {exit_status}, {time.monotonic() - start:.1f} s", flush=True)
     table([json.loads(line) for line in bench.out.read_text().splitlines()])
 
 

@@ -27,13 +27,15 @@ def large(bench: Bench) -> None:
     """Lay a model out over devices, and keep one in few bits; compare with one device, and with PEFT."""
     home = torch.device(bench.device, 0) if bench.device == "cuda" else torch.device("cpu")
     kinds = ["float32"] if home.type == "cpu" else ["float32", "bfloat16"]
-    others = {"the processor": torch.device("cpu")}
+    home_by_name = {"the processor": torch.device("cpu")}
     if home.type == "cuda" and torch.cuda.device_count() > 1:
-        others["another GPU"] = torch.device("cuda", 1)
-    for told, other in others.items():
+        home_by_name["another GPU"] = torch.device("cuda", 1)
+    for home_name, home_device in home_by_name.items():
         for dtype in kinds:
             attempt(
-                bench, f"half on {told}, {dtype}", lambda d=dtype, o=other: half(bench, home, o, d)
+                bench,
+                f"half on {home_name}, {dtype}",
+                lambda d=dtype, o=home_device: half(bench, home, o, d),
             )
     attempt(bench, "device: spread", lambda: by_name(bench, home))
     for bits in ("8bit", "4bit"):
@@ -46,21 +48,21 @@ def jobs(vocabulary: int) -> list[Any]:
 
     from potentia.engine.training import LaneSpec, LoraConfig, Schedule, TokenisedExamples
 
-    made = []
+    specs_made = []
     for n in range(4):
         stream = np.random.default_rng(n)
         ids = [stream.integers(3, vocabulary, stream.integers(8, 60)).tolist() for _ in range(24)]
-        schedule = Schedule(epochs=1, batch=8, learning_rate=1e-3)
-        made.append(
+        schedule = Schedule(epochs=1, batch=8, learning_rate=1e-3, loss="text")
+        specs_made.append(
             LaneSpec(
                 f"l{n}",
                 TokenisedExamples.from_lists(ids),
                 schedule,
-                LoraConfig(dropout=0.1),
+                LoraConfig(dropout=0.1, targets=None),
                 seed=n,
             )
         )
-    return made
+    return specs_made
 
 
 def everything(bench: Bench, loaded: Any) -> dict[str, Any]:
@@ -78,34 +80,36 @@ def everything(bench: Bench, loaded: Any) -> dict[str, Any]:
         for answer in ("18", "20 and more", "none")
     ]
     scorer = Scorer(loaded)
-    scores = torch.tensor([one.logprob for one in scorer.loglikelihood(asks)])
+    scores = torch.tensor([likelihood.logprob for likelihood in scorer.loglikelihood(asks)])
     written = scorer.generate([Generation(text, (), 12) for text in texts])
     specs = jobs(1000)
     with LaneTrainer(loaded) as trainer:
         trainer.train(specs)
-        way = type(trainer.run_under_way.steps).__name__ if trainer.run_under_way else ""
-        bank = trainer.bank(specs[0].lora, trainer.plan.slots if trainer.plan else 1)
+        stepper_name = type(trainer.run_under_way.stepper).__name__ if trainer.run_under_way else ""
+        bank = trainer.install_bank(specs[0].lora, trainer.plan.slots if trainer.plan else 1)
         first = [bank.peft_state(bank.fresh_row(spec.seed)) for spec in specs]
         states = [trainer.adapter_state(spec.key) for spec in specs]
     update = torch.cat(
         [(s[k] - f[k]).flatten() for s, f in zip(states, first, strict=True) for k in sorted(s)]
     )
     with FullLanes(loaded) as full:
-        before = [weight.float().cpu().clone() for weight in full.weights()]
+        before = [weight.float().cpu().clone() for weight in full.current_weights()]
         full.train(specs[:1])
         losses = [step.loss for step in full.steps]
-        after = [weight.float().cpu().clone() for weight in full.weights()]
+        after = [weight.float().cpu().clone() for weight in full.current_weights()]
     moved = torch.cat([(a - b).flatten() for a, b in zip(after, before, strict=True)])
     notes = {
-        "way": way,
+        "way": stepper_name,
         "losses": losses,
-        "paths": scorer.notes["rows_by_path"],
-        "fallbacks": scorer.notes["fallbacks"],
+        "paths": dict(scorer.notes.rows_by_route),
+        "fallbacks": list(scorer.notes.fallbacks),
     }
     return {"scores": scores, "texts": written, "adapters": update, "weights": moved, **notes}
 
 
-def half(bench: Bench, home: torch.device, other: torch.device, dtype: str) -> dict[str, Any]:
+def half(
+    bench: Bench, home: torch.device, other_device: torch.device, dtype: str
+) -> dict[str, Any]:
     """Compare a model with half of its blocks elsewhere with the same model on one device."""
     from gpu import make_loaded
     from potentia.engine.models.device_layout import Layout, find_blocks, is_spread, spread
@@ -114,12 +118,13 @@ def half(bench: Bench, home: torch.device, other: torch.device, dtype: str) -> d
     loaded = make_loaded(bench, "135m", dtype)
     count = len(find_blocks(loaded.model))
     spread(
-        loaded.model, Layout(home, tuple(home if k < count // 2 else other for k in range(count)))
+        loaded.model,
+        Layout(home, tuple(home if k < count // 2 else other_device for k in range(count))),
     )
     divided = is_spread(loaded.model)
     ours = everything(bench, loaded)
     exact = dtype == "float32"
-    told = {
+    facts = {
         "divided": divided,
         "scores_off": off(ours["scores"], alone["scores"]),
         "texts_same": sum(a == b for a, b in zip(ours["texts"], alone["texts"], strict=True))
@@ -131,13 +136,15 @@ def half(bench: Bench, home: torch.device, other: torch.device, dtype: str) -> d
         "weights_cosine": float(torch.cosine_similarity(ours["weights"], alone["weights"], dim=0)),
         **{name: [ours[name], alone[name]] for name in ("way", "losses", "paths", "fallbacks")},
     }
-    right = told["scores_off"] < (1e-4 if exact else 2e-2) and told["adapters_cosine"] > (
+    right = facts["scores_off"] < (1e-4 if exact else 2e-2) and facts["adapters_cosine"] > (
         0.999 if exact else 0.9
     )
     right = (
-        right and told["weights_cosine"] > (0.99 if exact else 0.8) and (divided or home == other)
+        right
+        and facts["weights_cosine"] > (0.99 if exact else 0.8)
+        and (divided or home == other_device)
     )
-    return {"right": right and (not exact or told["texts_same"] > 0.95), **told}
+    return {"right": right and (not exact or facts["texts_same"] > 0.95), **facts}
 
 
 def by_name(bench: Bench, home: torch.device) -> dict[str, Any]:
@@ -150,24 +157,24 @@ def by_name(bench: Bench, home: torch.device) -> dict[str, Any]:
     from potentia.engine.scoring import Scorer
     from potentia.values.requests import Continuation
 
-    made = make_loaded(bench, "135m", "float32")
+    loaded_alone = make_loaded(bench, "135m", "float32")
     asks = [Continuation("Question: how many?\nAnswer:", f" {n}") for n in range(20)]
-    alone = torch.tensor([one.logprob for one in Scorer(made).loglikelihood(asks)])
+    alone = torch.tensor([answer.logprob for answer in Scorer(loaded_alone).loglikelihood(asks)])
     room = spread._room_for_weights
-    whole = spread.count_weight_bytes(made.model)
+    weight_bytes = spread.count_weight_bytes(loaded_alone.model)
     with tempfile.TemporaryDirectory() as folder:
-        made.model.save_pretrained(folder)
-        made.tokenizer.save_pretrained(folder)
+        loaded_alone.model.save_pretrained(folder)
+        loaded_alone.tokenizer.save_pretrained(folder)
         try:
             spread._room_for_weights = lambda device: (
-                whole * 6 // 10 if device.type == "cuda" else room(device)
+                weight_bytes * 6 // 10 if device.type == "cuda" else room(device)
             )
             loaded = load(folder, device="spread", dtype="float32")
         finally:
             spread._room_for_weights = room
-    ours = torch.tensor([one.logprob for one in Scorer(loaded).loglikelihood(asks)])
+    ours = torch.tensor([answer.logprob for answer in Scorer(loaded).loglikelihood(asks)])
     places = [str(next(block.parameters()).device) for block in spread.find_blocks(loaded.model)]
-    counts = {place: places.count(place) for place in places}
+    counts = {device_name: places.count(device_name) for device_name in places}
     divided = len(counts) > 1 or home.type == "cpu"
     return {"right": off(ours, alone) < 1e-4 and divided, "off": off(ours, alone), "blocks": counts}
 
@@ -180,22 +187,22 @@ def few_bits(bench: Bench, home: torch.device, bits: str) -> dict[str, Any]:
     from potentia.engine.models.quantization import compute_plainly, quantise_model
     from potentia.engine.training import LaneTrainer
 
-    whole = make_loaded(bench, "135m", "float32").model
-    model = quantise_model(whole, bits, torch.float32, {"": home})
+    whole_model = make_loaded(bench, "135m", "float32").model
+    model = quantise_model(whole_model, bits, torch.float32, {"": home})
     layers = compute_plainly(model)
     model.eval().requires_grad_(False)
     ids = torch.arange(3, 40, device=home)[None]
     with torch.no_grad():
-        apart = off(model(input_ids=ids).logits, whole(input_ids=ids).logits)
+        apart = off(model(input_ids=ids).logits, whole_model(input_ids=ids).logits)
     from dataclasses import replace
 
     lane = replace(jobs(1000)[0], lora=replace(jobs(1000)[0].lora, dropout=0.0))
     with LaneTrainer(model) as trainer:
         trainer.train([lane])
-        bank = trainer.bank(lane.lora, trainer.plan.slots if trainer.plan else 1)
+        bank = trainer.install_bank(lane.lora, trainer.plan.slots if trainer.plan else 1)
         initial = bank.peft_state(bank.fresh_row(lane.seed))
         ours = trainer.adapter_state(lane.key)
-        way = type(trainer.run_under_way.steps).__name__ if trainer.run_under_way else ""
+        stepper_name = type(trainer.run_under_way.stepper).__name__ if trainer.run_under_way else ""
     theirs = with_peft(model, lane, initial)
     names = sorted(ours)
 
@@ -207,7 +214,7 @@ def few_bits(bench: Bench, home: torch.device, bits: str) -> dict[str, Any]:
     return {
         "right": gap < 1e-2 and layers > 0,
         "off": gap,
-        "way": way,
+        "way": stepper_name,
         "layers": layers,
         "bytes": size,
         "apart": apart,

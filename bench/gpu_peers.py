@@ -78,17 +78,24 @@ def sweep(bench: Bench, shapes: list[str], counts: list[int], service: bool) -> 
     try:
         ways = ["end to end", *(["liger"] if installed("liger_kernel") else [])]
         for shape in shapes:
-            best, most = 0.0, 1
+            best, best_count = 0.0, 1
             for count in counts:
                 rate = _window(pipes[:count], shape, "padded", window)
                 _tell(bench, shape, count, "padded", rate, service)
                 grown = rate > 1.05 * best
                 if rate > best:
-                    best, most = rate, count
+                    best, best_count = rate, count
                 if not grown:
                     break
-            for way in ways:
-                _tell(bench, shape, most, way, _window(pipes[:most], shape, way, window), service)
+            for method in ways:
+                _tell(
+                    bench,
+                    shape,
+                    best_count,
+                    method,
+                    _window(pipes[:best_count], shape, method, window),
+                    service,
+                )
     finally:
         _end(pipes, processes)
     if installed("unsloth") and bench.device == "cuda":
@@ -130,9 +137,9 @@ def sharing(bench: Bench) -> None:
 
     spell = 2.0 if bench.tiny else 8.0
     rates = {}
-    for wanted in (False, True):
+    for uses_service in (False, True):
         service = GpuSharing()
-        if wanted and bench.device == "cuda":
+        if uses_service and bench.device == "cuda":
             service.start(ROWS)
             if not service.on:
                 bench.tell(what="note", note="no service", reason=service.why_not)
@@ -147,16 +154,16 @@ def sharing(bench: Bench) -> None:
             answers = [pipe.recv() if pipe.poll(4 * spell + 30) else "no answer" for pipe in pipes]
             if wrong := [answer for answer in answers if isinstance(answer, str)]:
                 raise RuntimeError(wrong[0])
-            rates[wanted] = sum(steps / took for steps, took in answers)
+            rates[uses_service] = sum(steps / took for steps, took in answers)
         finally:
             _end(pipes, processes)
             service.end()
         bench.tell(
             what="sharing",
-            service=wanted,
+            service=uses_service,
             rows=len(pipes),
             lanes=ROW_LANES,
-            rate=rates[wanted],
+            rate=rates[uses_service],
             each=answers,
         )
     bench.tell(what="sharing", ratio=rates[True] / rates[False])
@@ -171,32 +178,34 @@ def _serve_rows(pipe: Any, number: int, shapes: list[str], device: str) -> None:
 
     try:
         torch.set_num_threads(1)
-        place = torch.device(device)
+        torch_device = torch.device(device)
         model = lanes.build(
-            shapes[0], place, torch.bfloat16 if place.type == "cuda" else torch.float32
+            shapes[0],
+            torch_device,
+            torch.bfloat16 if torch_device.type == "cuda" else torch.float32,
         )
         specs = [spec for _, spec in lanes.row_of_lanes(shapes[0], ROW_LANES, 4000)]
         begin = end = float("inf")
         counted, since = 0, 0.0
-        told = False
+        is_ready = False
 
         def on_step(info: Any) -> None:
-            nonlocal counted, since, told, begin, end
-            if not told and info.step >= (2 if place.type == "cpu" else 25):
-                lanes.wait(place)
+            nonlocal counted, since, is_ready, begin, end
+            if not is_ready and info.step >= (2 if torch_device.type == "cpu" else 25):
+                lanes.wait(torch_device)
                 pipe.send("ready")
                 begin, end = pipe.recv()
-                told = True
-            if told and time.monotonic() >= begin:
+                is_ready = True
+            if is_ready and time.monotonic() >= begin:
                 if not since:
-                    lanes.wait(place)
+                    lanes.wait(torch_device)
                     since = time.monotonic()
                 else:
                     counted += info.active
 
         with LaneTrainer(model) as trainer:
             trainer.train(specs, on_step=on_step, stop=lambda: time.monotonic() >= end)
-            lanes.wait(place)
+            lanes.wait(torch_device)
         pipe.send((counted, time.monotonic() - since))
         pipe.recv()
     except EOFError:
@@ -218,10 +227,10 @@ def treated(bench: Bench) -> None:
             for pipe in pipes[1:]:
                 pipe.send((0.0, float("inf")))  # until they are ended
             pipes[0].send(4 if bench.tiny else 300)
-            found = pipes[0].recv() if pipes[0].poll(60) else "no answer"
-            if isinstance(found, str):
-                raise RuntimeError(found)
-            bench.tell(what="treated", beside=beside, service=service.on, **found)
+            answer = pipes[0].recv() if pipes[0].poll(60) else "no answer"
+            if isinstance(answer, str):
+                raise RuntimeError(answer)
+            bench.tell(what="treated", beside=beside, service=service.on, **answer)
         finally:
             for process in processes[1:]:
                 process.kill()
@@ -246,9 +255,11 @@ def _serve_treated(pipe: Any, number: int, shapes: list[str], device: str) -> No
 
     try:
         torch.set_num_threads(1)
-        place = torch.device(device)
+        torch_device = torch.device(device)
         model = lanes.build(
-            shapes[0], place, torch.bfloat16 if place.type == "cuda" else torch.float32
+            shapes[0],
+            torch_device,
+            torch.bfloat16 if torch_device.type == "cuda" else torch.float32,
         )
         pipe.send("ready")
         steps = pipe.recv()
@@ -266,10 +277,13 @@ def _serve_treated(pipe: Any, number: int, shapes: list[str], device: str) -> No
         marks = [time.perf_counter()]
         with LaneTrainer(model) as trainer:
             trainer.train([spec], on_step=lambda _: marks.append(time.perf_counter()))
-            lanes.wait(place)
-            taken = trainer.run_under_way.steps if trainer.run_under_way else None
+            lanes.wait(torch_device)
+            taken = trainer.run_under_way.stepper if trainer.run_under_way else None
         gaps = [1000 * (b - a) for a, b in itertools.pairwise(marks[1:])]
-        facts = {name: getattr(taken, name, None) for name in ("captured", "replayed", "capturing")}
+        facts = {
+            name: getattr(taken, name, None)
+            for name in ("capture_count", "replay_count", "may_capture")
+        }
         pipe.send(
             facts
             | {
@@ -293,18 +307,18 @@ def _start(
     methods: tuple[str, ...] = ("fork", "spawn"),
 ) -> tuple[list[Any], list[Any]]:
     """Start processes as copies of this one, which has not touched the GPU; as fresh ones where that fails."""
-    said = ""
+    first_answer = ""
     for method in methods:
         context: Any = multiprocessing.get_context(method)
         pipes, processes = [], []
         began = time.monotonic()
         for number in range(count):
-            here, there = context.Pipe()
+            own_end, worker_end = context.Pipe()
             process = context.Process(
-                target=serve or _serve, args=(there, number, shapes, bench.device), daemon=True
+                target=serve or _serve, args=(worker_end, number, shapes, bench.device), daemon=True
             )
             process.start()
-            pipes.append(here)
+            pipes.append(own_end)
             processes.append(process)
         answers = [pipe.recv() if pipe.poll(75) else "no answer" for pipe in pipes]
         if all(answer == "ready" for answer in answers):
@@ -314,10 +328,10 @@ def _start(
                 seconds=time.monotonic() - began,
             )
             return pipes, processes
-        said = next(answer for answer in answers if answer != "ready")
-        bench.tell(what="note", note=f"peers do not start by {method}", reason=said[-600:])
+        first_answer = next(answer for answer in answers if answer != "ready")
+        bench.tell(what="note", note=f"peers do not start by {method}", reason=first_answer[-600:])
         _end(pipes, processes)
-    raise RuntimeError(f"a peer did not start: {said}")
+    raise RuntimeError(f"a peer did not start: {first_answer}")
 
 
 def _end(pipes: list[Any], processes: list[Any]) -> None:
@@ -332,15 +346,15 @@ def _end(pipes: list[Any], processes: list[Any]) -> None:
             process.join()
 
 
-def _tell(bench: Bench, shape: str, count: int, way: str, rate: float, service: bool) -> None:
-    bench.tell(what="peer", model=shape, processes=count, way=way, service=service, rate=rate)
+def _tell(bench: Bench, shape: str, count: int, method: str, rate: float, service: bool) -> None:
+    bench.tell(what="peer", model=shape, processes=count, way=method, service=service, rate=rate)
 
 
-def _window(pipes: list[Any], shape: str, way: str, seconds: float) -> float:
+def _window(pipes: list[Any], shape: str, method: str, seconds: float) -> float:
     """Return the steps per second of all these processes together."""
     for warm in (True, False):  # the first window readies every kernel
         for pipe in pipes:
-            pipe.send((shape, way, min(1.5, seconds) if warm else seconds))
+            pipe.send((shape, method, min(1.5, seconds) if warm else seconds))
         answers = [pipe.recv() for pipe in pipes]
         for answer in answers:
             if isinstance(answer, str):
@@ -353,9 +367,9 @@ def _serve(pipe: Any, number: int, shapes: list[str], device: str, folder: str =
     try:
         peers_own = {shape: _Peer(shape, device, number, folder) for shape in shapes}
         pipe.send("ready")
-        while (asked := pipe.recv()) is not None:
-            shape, way, seconds = asked
-            pipe.send(peers_own[shape].train(way, seconds))
+        while (request := pipe.recv()) is not None:
+            shape, method, seconds = request
+            pipe.send(peers_own[shape].train(method, seconds))
     except EOFError:
         return
     except Exception:
@@ -390,15 +404,15 @@ class _Peer:
         self.way, self.folder = "", folder
         self._make("unsloth" if folder else "padded")
 
-    def _make(self, way: str) -> None:
+    def _make(self, method: str) -> None:
         from peft import LoraConfig, get_peft_model
 
         import lanes
 
-        if (way == "liger") == (self.way == "liger") and self.model is not None:
-            self.way = way
+        if (method == "liger") == (self.way == "liger") and self.model is not None:
+            self.way = method
             return
-        if way == "unsloth":
+        if method == "unsloth":
             from unsloth import FastLanguageModel
 
             model, _ = FastLanguageModel.from_pretrained(
@@ -417,7 +431,7 @@ class _Peer:
             )  # without dropout, so that its own kernels are used
         else:
             model = lanes.build(self.shape, self.device, self.dtype)
-            if way == "liger":
+            if method == "liger":
                 from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
                 _apply_liger_kernel_to_instance(model=model)
@@ -427,39 +441,39 @@ class _Peer:
         self.weights = [p for p in self.model.parameters() if p.requires_grad]
         fused = self.device.type == "cuda"
         self.adam = self.torch.optim.AdamW(self.weights, lr=2e-5, weight_decay=0.01, fused=fused)
-        self.way = way
+        self.way = method
 
-    def train(self, way: str, seconds: float) -> tuple[int, float]:
+    def train(self, method: str, seconds: float) -> tuple[int, float]:
         """Train for some seconds; returns the steps and the time they took."""
-        self._make(way)
+        self._make(method)
         wait = self.torch.cuda.synchronize if self.device.type == "cuda" else (lambda: None)
         wait()
         began = time.perf_counter()
         steps = 0
         while time.perf_counter() - began < seconds:
-            self._step(way)
+            self._step(method)
             steps += 1
             if steps % 4 == 0:
                 wait()  # so that the window ends when it ends
         wait()
         return steps, time.perf_counter() - began
 
-    def _step(self, way: str) -> None:
+    def _step(self, method: str) -> None:
         torch = self.torch
         task = self.batches[self.at % len(self.batches)]
         rows = task[(self.at // len(self.batches)) % len(task)]
         self.at += 1
-        if way == "end to end":
+        if method == "end to end":
             ids = torch.tensor([[token for row in rows for token in row]])
             labels = torch.tensor(
                 [[token if i else -100 for row in rows for i, token in enumerate(row)]]
             )
             places = torch.tensor([[i for row in rows for i in range(len(row))]])
-            given = {"input_ids": ids, "labels": labels, "position_ids": places}
+            model_inputs = {"input_ids": ids, "labels": labels, "position_ids": places}
         else:
             width = max(map(len, rows))
             gaps = [width - len(row) for row in rows]
-            given = {
+            model_inputs = {
                 "input_ids": torch.tensor(
                     [row + [0] * gap for row, gap in zip(rows, gaps, strict=True)]
                 ),
@@ -470,8 +484,10 @@ class _Peer:
                     [[1] * len(row) + [0] * gap for row, gap in zip(rows, gaps, strict=True)]
                 ),
             }
-        given = {name: part.to(self.device, non_blocking=True) for name, part in given.items()}
-        self.model(**given, use_cache=False).loss.backward()
+        model_inputs = {
+            name: part.to(self.device, non_blocking=True) for name, part in model_inputs.items()
+        }
+        self.model(**model_inputs, use_cache=False).loss.backward()
         torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
         self.adam.step()
         self.adam.zero_grad()

@@ -55,7 +55,7 @@ def profiled(tell: Told, name: str, work: Callable[[], Any], device: str, top: i
 
     profile = cProfile.Profile()
     began = time.perf_counter()
-    found = profile.runcall(work)
+    result = profile.runcall(work)
     queued = time.perf_counter() - began
     lanes.wait(torch.device(device))
     tell(f"== {name}: {time.perf_counter() - began:.3f} s, queued after {queued:.3f} s (profiled)")
@@ -63,7 +63,7 @@ def profiled(tell: Told, name: str, work: Callable[[], Any], device: str, top: i
         text = io.StringIO()
         pstats.Stats(profile, stream=text).sort_stats(order).print_stats(count)
         tell("\n".join(line for line in text.getvalue().splitlines()[6:] if line.strip()))
-    return found
+    return result
 
 
 def checks(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
@@ -77,26 +77,26 @@ def checks(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
     from potentia.timing import TimeTally
 
     passes = 0
-    own = nn.Module.__call__
+    original = nn.Module.__call__
 
-    def counted(module: nn.Module, *given: Any, **named: Any) -> Any:
+    def counted(module: nn.Module, *arguments: Any, **named: Any) -> Any:
         nonlocal passes
         passes += (
             type(module).__name__.endswith("Model") and "forward" not in module.__dict__
         )  # heads run without it
-        return own(module, *given, **named)
+        return original(module, *arguments, **named)
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
         nonlocal passes
         passes, tally = 0, TimeTally()
         with tally.running():
-            found = work()
+            result = work()
             lanes.wait(torch.device(device))
         kinds = {kind: round(spent, 2) for kind, spent in tally.seconds.items()}
         tell(
             f"{name}: check {kinds.get('check', 0.0)} s; {passes} passes of a body or model; all {kinds}"
         )
-        return found
+        return result
 
     nn.Module.__call__ = counted  # type: ignore[method-assign]
     try:
@@ -105,11 +105,11 @@ def checks(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
                 return
             fresh = replace(loaded, checked={}, record={})
             timed(f"{turn}: bare scoring", lambda m=fresh: Scorer(m).loglikelihood(requests))
-            lora = LoraConfig(targets=("all-linear",))
+            lora = LoraConfig(targets=("all-linear",), dropout=0.1)
             specs = [replace(spec, lora=lora) for _, spec in lanes.row_of_lanes("135m", 12, 4)]
             vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
             for spec in specs:
-                spec.examples.flat[:] %= vocabulary
+                spec.examples.token_ids[:] %= vocabulary
             with LaneTrainer(fresh) as trainer:
                 timed(f"{turn}: lanes", lambda t=trainer, s=specs: t.train(s))
                 owners = [number % trainer.plan.slots for number in range(len(requests))]  # type: ignore[union-attr]
@@ -128,7 +128,7 @@ def checks(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
                 tell, "lanes' check", lambda: trainer._check_lanes(specs[0].lora, specs), device
             )
     finally:
-        nn.Module.__call__ = own  # type: ignore[method-assign]
+        nn.Module.__call__ = original  # type: ignore[method-assign]
 
 
 def scoring(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
@@ -142,17 +142,19 @@ def scoring(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
     owners = [number * 12 // len(requests) for number in range(len(requests))]
     for by_hand in (True, False):
 
-        def work(by_hand: bool = by_hand, some: Any = requests) -> Any:
+        def work(by_hand: bool = by_hand, chosen_requests: Any = requests) -> Any:
             loaded.__dict__.pop("encoder", None)  # tokenise anew
-            return Scorer(loaded, fused=by_hand).loglikelihood(some)
+            return Scorer(loaded, fused=by_hand).loglikelihood(chosen_requests)
 
         scorer = Scorer(loaded, fused=by_hand)
         scorer.loglikelihood(requests[:64])
-        tell(f"== {scorer.notes['layers']}")
+        tell(f"== {scorer.notes.layers}")
         times = [gpu.clock(device, work)[0] for _ in range(5)]
         tell(f"scoring {len(requests)} requests: {' '.join(f'{t:.3f}' for t in times)} s")
         fresh = [
-            gpu.clock(device, lambda n=n: work(some=requests[n * len(requests) // 16 :]))[0]
+            gpu.clock(
+                device, lambda n=n: work(chosen_requests=requests[n * len(requests) // 16 :])
+            )[0]
             for n in (1, 1, 2, 2)
         ]
         tell(
@@ -163,8 +165,10 @@ def scoring(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
         encoder._texts.clear()
         encoder.continuations([(r.context, r.continuation) for r in requests])
         tell(f"tokenising alone {time.perf_counter() - tokenising:.3f} s")
-        known = [gpu.clock(device, lambda s=scorer: s.loglikelihood(requests))[0] for _ in range(3)]
-        tell(f"already tokenised: {' '.join(f'{t:.3f}' for t in known)} s")
+        warm_seconds = [
+            gpu.clock(device, lambda s=scorer: s.loglikelihood(requests))[0] for _ in range(3)
+        ]
+        tell(f"already tokenised: {' '.join(f'{t:.3f}' for t in warm_seconds)} s")
         profiled(tell, "scoring", work, device)
         if device == "cuda":
             with torch.profiler.profile(
@@ -175,15 +179,15 @@ def scoring(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
             tell(f"the device computes for {busy:.0%} of {seconds:.3f} s")
             tell("\n".join(kernels))
         with LaneTrainer(loaded) as trainer:
-            trainer.bank(LoraConfig(targets=("all-linear",)), 12).make_up_adapters()
+            trainer.install_bank(
+                LoraConfig(targets=("all-linear",), dropout=0.1), 12
+            ).make_up_adapters()
             tuned = Scorer(loaded, router=trainer.router, fused=by_hand)
             times = [
                 gpu.clock(device, lambda s=tuned: s.loglikelihood(requests, owners=owners))[0]
                 for _ in range(4)
             ]
-            tell(
-                f"with 12 adapters, {tuned.notes['layers']}: {' '.join(f'{t:.3f}' for t in times)} s"
-            )
+            tell(f"with 12 adapters, {tuned.notes.layers}: {' '.join(f'{t:.3f}' for t in times)} s")
     attention(tell, device)
 
 
@@ -197,10 +201,10 @@ def attention(tell: Told, device: str) -> None:
     import lanes
     from potentia.engine.layers.recomputation import standard_attention
 
-    place = torch.device(device)
-    for name, way in (
+    torch_device = torch.device(device)
+    for name, form in (
         ("as torch chooses", nullcontext),
-        ("no plans", lambda: standard_attention(place)),
+        ("no plans", lambda: standard_attention(torch_device)),
     ):
         for masked in (True, False):
             first, again = [], []
@@ -210,20 +214,20 @@ def attention(tell: Told, device: str) -> None:
                     16,
                     512 if device == "cuda" else 32,
                     64,
-                    device=place,
+                    device=torch_device,
                     dtype=torch.bfloat16,
                 )
                 mask = (
-                    torch.zeros(rows, 1, q.shape[2], q.shape[2], device=place, dtype=q.dtype)
+                    torch.zeros(rows, 1, q.shape[2], q.shape[2], device=torch_device, dtype=q.dtype)
                     if masked
                     else None
                 )
                 for spent in (first, again, again, again):
-                    lanes.wait(place)
+                    lanes.wait(torch_device)
                     began = time.perf_counter()
-                    with way():
+                    with form():
                         attend(q, q, q, attn_mask=mask, is_causal=mask is None)
-                    lanes.wait(place)
+                    lanes.wait(torch_device)
                     spent.append(round(1000 * (time.perf_counter() - began), 2))
             tell(
                 f"attention {name}, {'masked' if masked else 'causal'}: new shapes {first} ms, again {again} ms"
@@ -251,12 +255,12 @@ def one_lane(tell: Told, loaded: Any, device: str, steps: int) -> None:
         for text in lanes.texts("135m", task, lanes.BATCH * steps // 16 + 1)
     ]
     random.Random(0).shuffle(texts)
-    schedule = Schedule(epochs=1, batch=lanes.BATCH, learning_rate=1e-4)
+    schedule = Schedule(epochs=1, batch=lanes.BATCH, learning_rate=1e-4, loss="text")
     spec = LaneSpec(
         "mixed",
         TokenisedExamples.from_lists(texts),
         schedule,
-        LoraConfig(targets=("all-linear",)),
+        LoraConfig(targets=("all-linear",), dropout=0.1),
         seed=0,
     )
     marks: list[float] = []
@@ -269,15 +273,17 @@ def one_lane(tell: Told, loaded: Any, device: str, steps: int) -> None:
     with LaneTrainer(loaded) as trainer:
         trainer.train([spec], on_step=on_step, stop=lambda: tell.late)
         lanes.wait(torch.device(device))
-        whole = time.perf_counter() - marks[0]
+        total_seconds = time.perf_counter() - marks[0]
         run = trainer.run_under_way
-        graphs = {name: getattr(run.steps, name, None) for name in ("captured", "replayed")}  # type: ignore[union-attr]
+        graphs = {
+            name: getattr(run.stepper, name, None) for name in ("capture_count", "replay_count")
+        }  # type: ignore[union-attr]
     later = [
         1000 * (marks[min(at + 50, len(marks) - 1)] - marks[at]) / 50
         for at in range(0, len(marks) - 50, 50)
     ]
     tell(
-        f"one lane of mixed tasks: {1000 * whole / len(marks):.1f} ms a step over {len(marks)}, {graphs}"
+        f"one lane of mixed tasks: {1000 * total_seconds / len(marks):.1f} ms a step over {len(marks)}, {graphs}"
     )
     tell("ms a step, fifty by fifty: " + " ".join(f"{ms:.1f}" for ms in later))
 
@@ -297,27 +303,27 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=["scoring", "lane", "checks"])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    tell = Told(given.out, given.seconds)
+    options = parser.parse_args()
+    tell = Told(options.out, options.seconds)
 
     import gpu
     from potentia.engine import load
     from potentia.values.requests import Continuation
     from scoring import questions
 
-    bench = gpu.Bench(given.device, given.tiny, False, given.carry, Path("/dev/null"))
-    items = questions(given.carry / "arc_easy.json", 100 if given.tiny else 2000)
+    bench = gpu.Bench(options.device, options.tiny, False, options.carry, Path("/dev/null"))
+    items = questions(options.carry / "arc_easy.json", 100 if options.tiny else 2000)
     requests = [Continuation(prompt, choice) for prompt, choices in items for choice in choices]
-    if "scoring" in given.only:
-        scoring(tell, gpu.make_loaded(bench, "410m"), requests, given.device)
-    if given.model:
-        loaded = load(given.model, device=given.device, dtype=given.dtype)
+    if "scoring" in options.only:
+        scoring(tell, gpu.make_loaded(bench, "410m"), requests, options.device)
+    if options.model:
+        loaded = load(options.model, device=options.device, dtype=options.dtype)
     else:
-        loaded = gpu.make_loaded(bench, "135m", None if given.dtype == "auto" else given.dtype)
-    if "lane" in given.only and not tell.late:
-        one_lane(tell, loaded, given.device, 20 if given.tiny else 300)
-    if "checks" in given.only and not tell.late:
-        checks(tell, loaded, requests[: 120 if given.device == "cpu" else None], given.device)
+        loaded = gpu.make_loaded(bench, "135m", None if options.dtype == "auto" else options.dtype)
+    if "lane" in options.only and not tell.late:
+        one_lane(tell, loaded, options.device, 20 if options.tiny else 300)
+    if "checks" in options.only and not tell.late:
+        checks(tell, loaded, requests[: 120 if options.device == "cpu" else None], options.device)
     return 0
 
 

@@ -43,17 +43,23 @@ def serve(folder: Path, device: str) -> tuple[HTTPServer, list[str]]:
         tokenizer.chat_template is None and template.exists()
     ):  # transformers drops it beside a GGUF file
         tokenizer.chat_template = template.read_text("utf-8")
-    said: list[str] = []
+    replies: list[str] = []
 
     class Endpoint(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            request_body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with lock:
-                (told,) = scorer.generate(
-                    [Generation(write_chat(tokenizer, asked["messages"]), (), asked["max_tokens"])]
+                (generation,) = scorer.generate(
+                    [
+                        Generation(
+                            write_chat(tokenizer, request_body["messages"]),
+                            (),
+                            request_body["max_tokens"],
+                        )
+                    ]
                 )
-                said.append(told)
-            body = json.dumps({"choices": [{"message": {"content": told}}]}).encode()
+                replies.append(generation)
+            body = json.dumps({"choices": [{"message": {"content": generation}}]}).encode()
             self.send_response(200)
             self.end_headers()
             self.wfile.write(body)
@@ -63,7 +69,7 @@ def serve(folder: Path, device: str) -> tuple[HTTPServer, list[str]]:
 
     server = HTTPServer(("127.0.0.1", 0), Endpoint)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server, said
+    return server, replies
 
 
 def main() -> int:
@@ -79,32 +85,32 @@ def main() -> int:
     parser.add_argument("--documents", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128, help="of an answer, at most")
     parser.add_argument("--device", default="cpu")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     study = {
         "name": "judged answers",
-        "models": [{"name": given.writer, "path": weights(given.models / given.writer)}],
+        "models": [{"name": options.writer, "path": weights(options.models / options.writer)}],
         "tasks": FORMS,
         "protocols": ["direct"],
         "chat": "never",
-        "caps": {"test": given.documents},
-        "answer_tokens": given.tokens,
-        "data_dir": str(given.data),
-        "store": str(given.out / "answers.db"),
+        "caps": {"test": options.documents},
+        "answer_tokens": options.tokens,
+        "data_dir": str(options.data),
+        "store": str(options.out / "answers.db"),
     }
-    (given.out / "study.yaml").write_text(yaml.safe_dump(study))
+    (options.out / "study.yaml").write_text(yaml.safe_dump(study))
     potentia = [sys.executable, "-m", "potentia"]
     began = time.monotonic()
     subprocess.run(
-        [*potentia, "run", str(given.out / "study.yaml"), "--device", given.device], check=True
+        [*potentia, "run", str(options.out / "study.yaml"), "--device", options.device], check=True
     )
     print(f"answers written in {time.monotonic() - began:,.0f} s")
     began = time.monotonic()
-    server, said = serve(given.models / given.judge, given.device)
+    server, replies = serve(options.models / options.judge, options.device)
     url = f"http://127.0.0.1:{server.server_port}/v1"
-    asked = ["papers", "judge", study["store"], "--url", url, "--model", given.judge]
-    done = subprocess.run([*potentia, *asked], check=False)
-    print(f"{len(said)} verdicts in {time.monotonic() - began:,.0f} s: {dict(Counter(said))}")
+    command = ["papers", "judge", study["store"], "--url", url, "--model", options.judge]
+    done = subprocess.run([*potentia, *command], check=False)
+    print(f"{len(replies)} verdicts in {time.monotonic() - began:,.0f} s: {dict(Counter(replies))}")
     return done.returncode
 
 

@@ -110,8 +110,15 @@ def row_of_lanes(shape: str, lanes: int, steps: int) -> list[tuple[str, LaneSpec
     for n in range(lanes):
         task = tasks[(n // len(RATES)) % len(tasks)]
         data = TokenisedExamples.from_lists(texts(shape, task, BATCH * steps))
-        schedule = Schedule(epochs=1, batch=BATCH, learning_rate=RATES[n % len(RATES)])
-        out.append((task, LaneSpec(f"{n}-{task}", data, schedule, LoraConfig(), seed=n)))
+        schedule = Schedule(epochs=1, batch=BATCH, learning_rate=RATES[n % len(RATES)], loss="text")
+        out.append(
+            (
+                task,
+                LaneSpec(
+                    f"{n}-{task}", data, schedule, LoraConfig(dropout=0.1, targets=None), seed=n
+                ),
+            )
+        )
     return out
 
 

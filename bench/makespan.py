@@ -78,7 +78,7 @@ def _measured(size: float) -> tuple[float, float]:
 def rows(tokens: float) -> list[Part]:
     """Return the paper's rows: every model with the lanes of every task (twice for instruct models, which may chat)."""
     caps, tuning = Caps(), Tuning()
-    found = []
+    parts = []
     for model in models():
         if not any("train-before-test" in source for source in model.sources):
             continue
@@ -89,29 +89,33 @@ def rows(tokens: float) -> list[Part]:
                 continue
             train = min(task.train_size or 0, caps.train)
             test = min(task.train_size or 0, caps.test) / 4
-            seen = tuning.epochs * (train + min(caps.validation, train / 5) / SCORING)
-            more = tuning.expected_lanes - len(tuning.learning_rates)  # on average
+            documents_seen = tuning.epochs * (train + min(caps.validation, train / 5) / SCORING)
+            more_rates = tuning.expected_lanes - len(tuning.learning_rates)  # on average
             for _ in range(2 if model.kind == "instruct" else 1):
-                lanes += [Lane(seen * tokens / STEP_TOKENS, task.name)] * len(tuning.learning_rates)
-                lanes.append(Lane(more * seen * tokens / STEP_TOKENS, task.name, beyond=True))
+                lanes += [Lane(documents_seen * tokens / STEP_TOKENS, task.name)] * len(
+                    tuning.learning_rates
+                )
+                lanes.append(
+                    Lane(more_rates * documents_seen * tokens / STEP_TOKENS, task.name, beyond=True)
+                )
             direct += 2 * test * tokens / STEP_TOKENS / SCORING  # before and after the tuning
-        found.append(Part(float(model.parameters or 0), tuple(lanes), direct))
-    return found
+        parts.append(Part(float(model.parameters or 0), tuple(lanes), direct))
+    return parts
 
 
-def split(row: Part, most: float, at_once: int, lanes: bool) -> list[list[Part]]:
-    """Halve a row's tasks, as ``run/row_parts.py`` does, until no part of several tasks takes longer than ``most``.
+def split(row: Part, longest: float, at_once: int, lanes: bool) -> list[list[Part]]:
+    """Halve a row's tasks, as ``run/row_parts.py`` does, until no part of several tasks takes longer than ``longest``.
 
     With ``lanes`` the lanes of one task are divided too. Each part is a list: the last waits for those before it.
     """
     tasks = sorted({lane.task for lane in row.lanes}, key=lambda task: (-row.steps(task), task))
     seconds = row.seconds(at_once)
     grid = [lane for lane in row.lanes if not lane.beyond]
-    each = max(1, int(len(grid) * most / seconds))
-    if seconds <= most or (len(tasks) == 1 and not (lanes and each < len(grid))):
+    grid_part = max(1, int(len(grid) * longest / seconds))
+    if seconds <= longest or (len(tasks) == 1 and not (lanes and grid_part < len(grid))):
         return [[row]]
     if len(tasks) == 1:
-        count = math.ceil(len(grid) / each)
+        count = math.ceil(len(grid) / grid_part)
         beyond = tuple(lane for lane in row.lanes if lane.beyond)
         return [
             [
@@ -126,20 +130,27 @@ def split(row: Part, most: float, at_once: int, lanes: bool) -> list[list[Part]]
         dealt[k].append(task)
         loads[k] += row.steps(task)
     halves = (tuple(lane for lane in row.lanes if lane.task in half) for half in dealt)
-    parts = [Part(row.model, own, row.direct * len(own) / len(row.lanes)) for own in halves]
-    return [one for part in parts for one in split(part, most, at_once, lanes)]
+    parts = [
+        Part(row.model, own_lanes, row.direct * len(own_lanes) / len(row.lanes))
+        for own_lanes in halves
+    ]
+    return [smaller for part in parts for smaller in split(part, longest, at_once, lanes)]
 
 
-def best(whole: Sequence[Part], gpus: int, at_once: int, lanes: bool) -> tuple[float, list[Part]]:
+def best(
+    all_rows: Sequence[Part], gpus: int, at_once: int, lanes: bool
+) -> tuple[float, list[Part]]:
     """Return the shortest makespan over a grid of longest parts, and the parts that reach it."""
-    longest = max(row.seconds(at_once) for row in whole)
-    found = (schedule([[row] for row in whole], gpus, at_once), list(whole))
+    longest = max(row.seconds(at_once) for row in all_rows)
+    best_schedule = (schedule([[row] for row in all_rows], gpus, at_once), list(all_rows))
     for k in range(1, 40):
-        chains = [chain for row in whole for chain in split(row, longest * 0.86**k, at_once, lanes)]
+        chains = [
+            chain for row in all_rows for chain in split(row, longest * 0.86**k, at_once, lanes)
+        ]
         span = schedule(chains, gpus, at_once)
-        if span < found[0] * 0.995:  # more parts must be worth it
-            found = (span, [part for chain in chains for part in chain])
-    return found
+        if span < best_schedule[0] * 0.995:  # more parts must be worth it
+            best_schedule = (span, [part for chain in chains for part in chain])
+    return best_schedule
 
 
 def schedule(chains: Sequence[Sequence[Part]], gpus: int, at_once: int) -> float:
@@ -159,31 +170,31 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--lanes", type=int, default=24, help="lanes that fit into one pass")
     parser.add_argument("--tokens", type=float, default=64.0, help="tokens of a training example")
-    given = parser.parse_args()
-    whole = rows(given.tokens)
-    alone = sum(row.seconds(given.lanes) for row in whole)
-    lanes = sum(len(row.lanes) for row in whole)
-    longest = max(row.seconds(given.lanes) for row in whole) / 3600
+    options = parser.parse_args()
+    all_rows = rows(options.tokens)
+    alone = sum(row.seconds(options.lanes) for row in all_rows)
+    lanes = sum(len(row.lanes) for row in all_rows)
+    longest = max(row.seconds(options.lanes) for row in all_rows) / 3600
     print(
-        f"{len(whole)} rows, {lanes:,} lanes, {alone / 3600:,.0f} GPU hours; the longest row takes {longest:.1f} h"
+        f"{len(all_rows)} rows, {lanes:,} lanes, {alone / 3600:,.0f} GPU hours; the longest row takes {longest:.1f} h"
     )
     print(
         f"{'GPUs':>6}  {'rows':10}{'hours':>8}{'busy':>8}{'idle':>8}{'parts':>7}{'more work':>11}"
     )
-    held = True
-    for gpus in given.gpus:
+    bars_held = True
+    for gpus in options.gpus:
         ways = {
-            "whole": (schedule([[row] for row in whole], gpus, given.lanes), whole),
-            "tasks": best(whole, gpus, given.lanes, lanes=False),
-            "lanes": best(whole, gpus, given.lanes, lanes=True),
+            "whole": (schedule([[row] for row in all_rows], gpus, options.lanes), all_rows),
+            "tasks": best(all_rows, gpus, options.lanes, lanes=False),
+            "lanes": best(all_rows, gpus, options.lanes, lanes=True),
         }
-        for how, (span, parts) in ways.items():
-            spent = sum(part.seconds(given.lanes) for part in parts)
+        for division, (span, parts) in ways.items():
+            spent = sum(part.seconds(options.lanes) for part in parts)
             busy = spent / (gpus * span)
             shares = f"{busy:8.0%}{1 - busy:8.0%}{len(parts):7}{spent / alone - 1:11.1%}"
-            print(f"{gpus:6}  {how:10}{span / 3600:8.1f}{shares}")
-            held &= how != "lanes" or busy > 0.7
-    raise SystemExit(0 if held else 1)
+            print(f"{gpus:6}  {division:10}{span / 3600:8.1f}{shares}")
+            bars_held &= division != "lanes" or busy > 0.7
+    raise SystemExit(0 if bars_held else 1)
 
 
 if __name__ == "__main__":

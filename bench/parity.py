@@ -78,17 +78,17 @@ def evaluate(
 ) -> tuple[dict[str, Any], float]:
     """Run one task with lm-eval's own evaluator."""
     began = time.perf_counter()
-    found = lm_eval.evaluate(
+    results = lm_eval.evaluate(
         lm=model, task_dict={name: task}, limit=count, bootstrap_iters=0, log_samples=True
     )
-    return found, time.perf_counter() - began
+    return results, time.perf_counter() - began
 
 
 def compare(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[float, int, str]:
     """Return (largest log-likelihood difference, items that differ, metrics side by side)."""
     apart, differ = 0.0, 0
-    for mine, other in zip(ours["samples"][name], theirs["samples"][name], strict=True):
-        for a, b in zip(_flat(mine["resps"]), _flat(other["resps"]), strict=True):
+    for mine, their_sample in zip(ours["samples"][name], theirs["samples"][name], strict=True):
+        for a, b in zip(_flat(mine["resps"]), _flat(their_sample["resps"]), strict=True):
             if isinstance(a, float):
                 apart = max(apart, abs(a - b))
             else:

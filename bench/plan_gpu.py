@@ -86,29 +86,31 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--row", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.pack:
-        return pack(given.pack, given.python)
-    sys.path.append(str(given.carry.resolve() / "site"))  # what the machine has itself comes first
-    if file := given.row or given.plan:
+    options = parser.parse_args()
+    if options.pack:
+        return pack(options.pack, options.python)
+    sys.path.append(
+        str(options.carry.resolve() / "site")
+    )  # what the machine has itself comes first
+    if file := options.row or options.plan:
         body = json.loads(file.read_text())
-        print(json.dumps(run_row(body) if given.row else plan_row(body)))
+        print(json.dumps(run_row(body) if options.row else plan_row(body)))
         return 0
     with tempfile.TemporaryDirectory(prefix="potentia-plan-") as folder:
-        return judge(given, Path(folder))
+        return judge(options, Path(folder))
 
 
-def judge(given: argparse.Namespace, folder: Path) -> int:
+def judge(options: argparse.Namespace, folder: Path) -> int:
     """Print predicted and measured, kind by kind, then once more."""
-    until = time.monotonic() + given.seconds
-    model = given.model or make_model(given, folder / "model")
+    until = time.monotonic() + options.seconds
+    model = options.model or make_model(options, folder / "model")
     bodies = {
-        kind: make_body(given, folder / kind, model, names)
+        kind: make_body(options, folder / kind, model, names)
         for kind, names in KINDS.items()
-        if kind in given.kinds
+        if kind in options.kinds
     }
     planned: dict[str, dict[str, Any]] = {}
-    found: list[dict[str, Any]] = []
+    comparisons: list[dict[str, Any]] = []
     for turn, kind in itertools.product(range(2), bodies):
         if (
             time.monotonic() + (1.5 * planned[kind]["predicted_s"] if kind in planned else 20) + 15
@@ -117,38 +119,43 @@ def judge(given: argparse.Namespace, folder: Path) -> int:
             print(f"{kind}: no time left")
             continue
         if kind not in planned:
-            planned[kind] = apart(given, "--plan", folder / kind / "plan.json", bodies[kind])
+            planned[kind] = apart(options, "--plan", folder / kind / "plan.json", bodies[kind])
             print(
                 "{}: calibration {calibration_s:.1f} s, predicted {predicted_s:.1f} s".format(
                     kind, **planned[kind]
                 )
             )
         body = {**bodies[kind], "store": str(folder / kind / f"{turn}.db")}
-        took = apart(given, "--row", folder / kind / f"row{turn}.json", body)
+        took = apart(options, "--row", folder / kind / f"row{turn}.json", body)
         ratio = planned[kind]["predicted_s"] / took["seconds"]
-        found.append(
+        comparisons.append(
             {
                 "kind": kind,
                 "turn": turn,
-                "device": given.device,
+                "device": options.device,
                 "ratio": ratio,
                 **planned[kind],
                 **took,
             }
         )
-        given.out.write_text(json.dumps(found, indent=1))
+        options.out.write_text(json.dumps(comparisons, indent=1))
         tally = ", ".join(f"{part} {seconds:.1f}" for part, seconds in took["tally"].items())
         print(
             f"{kind}: took {took['seconds']:.1f} s, predicted / measured {ratio:.2f} ({tally})",
             flush=True,
         )
-    return int(not found or any(abs(one["ratio"] - 1.0) > WITHIN for one in found))
+    return int(
+        not comparisons
+        or any(abs(comparison["ratio"] - 1.0) > WITHIN for comparison in comparisons)
+    )
 
 
-def apart(given: argparse.Namespace, what: str, file: Path, body: dict[str, Any]) -> dict[str, Any]:
+def apart(
+    options: argparse.Namespace, stage: str, file: Path, body: dict[str, Any]
+) -> dict[str, Any]:
     """Plan or run a study in a process of its own."""
     file.write_text(json.dumps(body))
-    command = [sys.executable, __file__, "--carry", str(given.carry), what, str(file)]
+    command = [sys.executable, __file__, "--carry", str(options.carry), stage, str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{file.parent.name}: failed\n{done.stderr[-3000:]}")
@@ -188,12 +195,12 @@ def run_row(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_body(
-    given: argparse.Namespace, folder: Path, model: Path, names: tuple[str, ...]
+    options: argparse.Namespace, folder: Path, model: Path, names: tuple[str, ...]
 ) -> dict[str, Any]:
     """Lay out the tasks, and return the study."""
     folder.mkdir()
-    train, held = (48, 16) if given.tiny else (given.train, 200)
-    rows = json.loads((given.carry / "arc_easy.json").read_text())
+    train, held = (48, 16) if options.tiny else (options.train, 200)
+    rows = json.loads((options.carry / "arc_easy.json").read_text())
     arc = [
         {
             "question": row["question"],
@@ -204,7 +211,7 @@ def make_body(
     ]
     sums = [
         {"prompt": f"Question: {text}\nAnswer:", "completion": f"{n % 100} apples"}
-        for n, text in enumerate(json.loads((given.carry / "gsm8k.json").read_text()))
+        for n, text in enumerate(json.loads((options.carry / "gsm8k.json").read_text()))
     ]
     tasks = []
     for name, documents in [(name, {"arc": arc, "sums": sums}[name]) for name in names]:
@@ -216,26 +223,26 @@ def make_body(
         "models": [{"name": "135m", "path": str(model), "kind": "base"}],
         "tasks": tasks,
         "caps": {"train": train, "validation": held, "test": held},
-        "tuning": {"epochs": 1 if given.tiny else given.epochs},
-        "answer_tokens": 8 if given.tiny else 32,
-        "device": given.device,
+        "tuning": {"epochs": 1 if options.tiny else options.epochs},
+        "answer_tokens": 8 if options.tiny else 32,
+        "device": options.device,
         "store": str(folder / "plan.db"),
     }
 
 
-def make_model(given: argparse.Namespace, folder: Path) -> Path:
+def make_model(options: argparse.Namespace, folder: Path) -> Path:
     """Write a model with random weights and the carried tokenizer."""
     import torch
     from transformers import AutoTokenizer
 
     import lanes
 
-    words = AutoTokenizer.from_pretrained(str(given.carry / "tokenizer"))
-    if given.tiny:
+    words = AutoTokenizer.from_pretrained(str(options.carry / "tokenizer"))
+    if options.tiny:
         lanes.SHAPES["tiny"]["vocab"] = len(words)
-    device = torch.device(given.device)
+    device = torch.device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    lanes.build("tiny" if given.tiny else "135m", device, dtype).save_pretrained(folder)
+    lanes.build("tiny" if options.tiny else "135m", device, dtype).save_pretrained(folder)
     words.save_pretrained(folder)
     return folder
 

@@ -12,7 +12,8 @@ and its instruct on one side; *family*, one family is new (τ over pairs with a 
 no history. A cell costs what a user pays, in tokens × parameters of a forward pass: every rate and epoch of training
 (three passes a token, at most 50,000 examples) and validation, the test, and the direct pass; of the test-task matrix,
 documents × parameters. *Stops*: a run that looks after every wave ends at the confidence asked for; is the model that
-it names the best? Beside: random cells and the cheapest task first, both completed by the same model.
+it names the best? Beside: random cells and the cheapest task first, both completed by the same model; and *pooled*, the
+τ of partial pooling (task + model + a slope on the direct score, each drawn to its mean) on the cells that ours chose.
 
 Splits have seeds from 4,000 on: those from 2,000 on were used to choose the planner's constants, on both matrices, and
 those from 3,000 on were looked at before that choice (``--first`` goes back to them). Every answer is a line of the
@@ -55,7 +56,7 @@ from potentia.facts import models as known_models
 from potentia.facts.benchmarks import benchmarks
 from potentia.values.scores import Floats, ScoreMatrix
 
-LEVELS = (0.02, 0.05)
+LEVELS = (0.02, 0.05, 0.1)
 WAVE = 12
 CONFIDENCE = 0.9
 MOST_SHARE = 0.5  # of the cost, at which a run that did not stop is given up
@@ -170,30 +171,34 @@ def test_task(folder: Path) -> Matrix:
     cells: dict[str, dict[tuple[str, str], tuple[float, float]]] = {"direct": {}, "adjust": {}}
     with tarfile.open(folder / "test_task_evaluations.tar.xz") as archive:
         for member in archive:
-            found = re.search(
+            match = re.search(
                 r"new_evals/(base|mmluaux|gsm8kaux)/(.+)-leaderboard_(\w+)\.json$", member.name
             )
-            file = archive.extractfile(member) if found else None
+            file = archive.extractfile(member) if match else None
             if (
-                not found
+                not match
                 or not file
-                or found[3] not in ("bbh", "gpqa", "musr", "mmlu_pro", "math_hard")
+                or match[3] not in ("bbh", "gpqa", "musr", "mmlu_pro", "math_hard")
             ):
                 continue
             results = json.load(file)["results"]
-            for task, told in results.items():
-                if len(results) > 1 and task == f"leaderboard_{found[3]}":
+            for task, result in results.items():
+                if len(results) > 1 and task == f"leaderboard_{match[3]}":
                     continue  # the mean of its subtasks
                 value = next(
-                    (told[m] for m in told if re.match(r"(acc_norm|acc|exact_match),", m)), None
+                    (result[m] for m in result if re.match(r"(acc_norm|acc|exact_match),", m)), None
                 )
                 error = next(
-                    (told[m] for m in told if re.match(r"(acc_norm|acc|exact_match)_stderr,", m)),
+                    (
+                        result[m]
+                        for m in result
+                        if re.match(r"(acc_norm|acc|exact_match)_stderr,", m)
+                    ),
                     math.nan,
                 )
                 if isinstance(value, float):
-                    kind = "direct" if found[1] == "base" else "adjust"
-                    cells[kind][found[2], task] = (
+                    kind = "direct" if match[1] == "base" else "adjust"
+                    cells[kind][match[2], task] = (
                         value,
                         float(error) if isinstance(error, float) else math.nan,
                     )
@@ -225,12 +230,14 @@ def test_task(folder: Path) -> Matrix:
     return _priced(tuned, direct, documents, read_facts(folder / "test_task_training_models.csv"))
 
 
-def _priced(tuned: ScoreMatrix, direct: ScoreMatrix, each: Floats, table: ModelTable) -> Matrix:
+def _priced(
+    tuned: ScoreMatrix, direct: ScoreMatrix, cost_of_each: Floats, table: ModelTable
+) -> Matrix:
     size = np.array(
         [facts.parameters if (facts := table.find(m)) else np.nan for m in tuned.models]
     )
     size = np.where(np.isfinite(size), size, np.nanmedian(size))
-    return Matrix(tuned, direct, np.outer(size, each), table)
+    return Matrix(tuned, direct, np.outer(size, cost_of_each), table)
 
 
 @dataclass(frozen=True)
@@ -270,18 +277,19 @@ def case(data: Matrix, kind: str, seed: int) -> Case:
 class Simulated:
     """An adaptive run on scores that are known: what it has seen, and what that cost."""
 
-    def __init__(self, data: Matrix, asked: Case) -> None:
+    def __init__(self, data: Matrix, case_asked: Case) -> None:
         names = data.tuned.models
-        self.asked = asked
-        self.study = data.tuned.select(models=[names[i] for i in asked.rows])
+        self.asked = case_asked
+        self.study = data.tuned.select(models=[names[i] for i in case_asked.rows])
         self.past = (
-            data.tuned.select(models=[names[i] for i in asked.history])
-            if len(asked.history)
+            data.tuned.select(models=[names[i] for i in case_asked.history])
+            if len(case_asked.history)
             else None
         )
-        self.price, self.truth = data.costs[asked.rows], mean_z_scores(self.study.oriented())
-        self.seen = np.repeat(~asked.new[:, None], len(self.study.tasks), axis=1)
-        self.total, self.spent = float(self.price[asked.new].sum()), 0.0
+        self.direct = data.direct
+        self.price, self.truth = data.costs[case_asked.rows], mean_z_scores(self.study.oriented())
+        self.seen = np.repeat(~case_asked.new[:, None], len(self.study.tasks), axis=1)
+        self.total, self.spent = float(self.price[case_asked.new].sum()), 0.0
         self.finish = partial(
             complete_matrix, direct=data.direct, history=self.past, facts=data.facts
         )
@@ -302,10 +310,13 @@ class Simulated:
                 self.seen[i, j] = True
                 self.spent += float(self.price[i, j])
 
-    def wave(self, done: Completion, most: int = WAVE, **ends: Any) -> bool:
+    def wave(self, done: Completion, max_cells: int = WAVE, **ends: Any) -> bool:
         """Take the next cells; False where there are none to take."""
         plan = choose_cells(
-            done, CellCosts(self.study.models, self.study.tasks, self.price), most=most, **ends
+            done,
+            CellCosts(self.study.models, self.study.tasks, self.price),
+            max_cells=max_cells,
+            **ends,
         )
         self.measure(
             [(self.study.models.index(m), self.study.tasks.index(t)) for m, t in plan.cells]
@@ -313,24 +324,24 @@ class Simulated:
         return bool(plan.cells) and not plan.settled
 
 
-def budgets(data: Matrix, asked: Case, policy: str) -> list[dict[str, float]]:
+def budgets(data: Matrix, case_asked: Case, policy: str) -> list[dict[str, float]]:
     """Follow one policy through the shares of the cost; what is known at each."""
-    run = Simulated(data, asked)
-    found = []
+    run = Simulated(data, case_asked)
+    points = []
     done = run.finish(run.known(), check=False, draws=20)
     for level in LEVELS:
         if policy == "ours":
             while run.wave(done, budget=level * run.total - run.spent):
                 done = run.finish(run.known(), fitted=done.fitted, draws=20)
         else:
-            for i, j in _order(policy, run.price, np.random.default_rng(asked.seed)):
+            for i, j in _order(policy, run.price, np.random.default_rng(case_asked.seed)):
                 if run.price[i, j] <= level * run.total - run.spent:
                     run.measure([(i, j)])
                 elif policy == "cheapest" and not run.seen[i, j]:
                     break
         done = run.finish(run.known())
-        found.append({"share": level, **judged(done, run)})
-    return found
+        points.append({"share": level, **judged(done, run)})
+    return points
 
 
 def judged(done: Completion, run: Simulated) -> dict[str, float]:
@@ -348,6 +359,7 @@ def judged(done: Completion, run: Simulated) -> dict[str, float]:
         "tau": pair_tau(done.aggregate, run.truth, new),
         "expected": done.agreement.value,
         "headline": headline(run),
+        "pooled": pair_tau(pool_scores(run), run.truth, new),
         **inside,
         **pairs(done, run.truth, new),
         "p_best": float(done.p_best[best]),
@@ -358,40 +370,91 @@ def judged(done: Completion, run: Simulated) -> dict[str, float]:
 
 def headline(run: Simulated) -> float:
     """τ of the ranking that a store of all these cells is headed by, over the pairs with a new model."""
-    known, past = run.known(), run.past
+    known_matrix, past = run.known(), run.past
     oriented = run.study.oriented()
     if past is not None:
         stacked = {
-            k: np.vstack([getattr(known, k), getattr(past, k)]) for k in ("values", "stderr", "n")
+            k: np.vstack([getattr(known_matrix, k), getattr(past, k)])
+            for k in ("values", "stderr", "n")
         }
-        known = replace(known, models=(*known.models, *past.models), **stacked)
+        known_matrix = replace(known_matrix, models=(*known_matrix.models, *past.models), **stacked)
         oriented = np.vstack([oriented, past.oriented()])
     new = np.concatenate(
-        [run.asked.new, np.zeros(len(known.models) - len(run.asked.new), dtype=bool)]
+        [run.asked.new, np.zeros(len(known_matrix.models) - len(run.asked.new), dtype=bool)]
     )
-    there = np.isfinite(known.values)
-    rows = np.flatnonzero(there.any(axis=1))  # a model or a task without any score is in no store
-    tasks = [t for t, seen in zip(known.tasks, there.any(axis=0), strict=True) if seen]
-    whole = known.select(models=[known.models[k] for k in rows], tasks=tasks)
+    is_known = np.isfinite(known_matrix.values)
+    rows = np.flatnonzero(
+        is_known.any(axis=1)
+    )  # a model or a task without any score is in no store
+    tasks = [
+        t for t, is_seen in zip(known_matrix.tasks, is_known.any(axis=0), strict=True) if is_seen
+    ]
+    complete_matrix = known_matrix.select(
+        models=[known_matrix.models[k] for k in rows], tasks=tasks
+    )
     if len(rows) < 2 or not new[rows].any():
         return math.nan
-    done = run.finish(whole, history=None, check=False, draws=20)
+    done = run.finish(complete_matrix, history=None, check=False, draws=20)
     ranking = decide_ranking(
-        whole,
-        cell_sampler=lambda count, rng: map(
-            done.fitted.scale.to_scores, done.posterior.draw_cells(count, rng)
-        ),
-        draws=1_000,
+        complete_matrix,
+        cell_sampler=done.draw_scores,
+        draw_count=1_000,
     )
     scores = dict(zip(ranking.models, ranking.scores.tolist(), strict=True))
     return pair_tau(
-        np.array([scores[m] for m in whole.models]), mean_z_scores(oriented)[rows], new[rows]
+        np.array([scores[m] for m in complete_matrix.models]),
+        mean_z_scores(oriented)[rows],
+        new[rows],
     )
 
 
-def stop(data: Matrix, asked: Case) -> list[dict[str, float]]:
+def pool_scores(run: Simulated) -> Floats:
+    """Return the mean standardised score of every model by partial pooling of what was seen.
+
+    score = mean + slope × direct score + task + model, where tasks and models are normal about zero; the variances are
+    estimated by EM. Scores count by how far apart models are on a task, before tuning where that is all that is known.
+    """
+    study = run.known()
+    rows = study.oriented()
+    names = study.models
+    if run.past is not None:
+        rows = np.vstack([rows, run.past.oriented()])
+        names = (*names, *run.past.models)
+    direct = run.direct.select(models=list(names), tasks=list(study.tasks)).oriented()
+    level = np.nanmean(direct, axis=0)
+    spread = np.nanstd(direct, axis=0) if run.past is None else np.nanstd(rows, axis=0)
+    spread = np.where(spread > 0, spread, 1.0)
+    scores = (rows - level) / spread
+    before = np.nan_to_num((direct - level) / spread)
+    model, task = np.nonzero(np.isfinite(scores))
+    if not len(model):
+        return np.asarray(before[: len(study.models)].mean(axis=1))
+    observed = scores[model, task]
+    design = np.zeros((len(model), 2 + len(names) + len(study.tasks)))
+    design[:, 0] = 1.0
+    design[:, 1] = before[model, task]
+    design[np.arange(len(model)), 2 + model] = 1.0
+    design[np.arange(len(model)), 2 + len(names) + task] = 1.0
+    kinds = (slice(2, 2 + len(names)), slice(2 + len(names), None))
+    variances = np.full(design.shape[1], 0.25)
+    variances[:2] = 1e6
+    noise = 0.25
+    for _ in range(30):
+        covariance = np.linalg.inv(design.T @ design / noise + np.diag(1 / variances))
+        effects = covariance @ design.T @ observed / noise
+        for kind in kinds:
+            variances[kind] = np.mean(effects[kind] ** 2 + np.diag(covariance)[kind])
+        residuals = observed - design @ effects
+        noise = float(np.mean(residuals**2) + np.trace(design @ covariance @ design.T) / len(model))
+    predicted = effects[0] + effects[1] * before
+    predicted += effects[kinds[0], None] + effects[kinds[1]]
+    filled = np.where(np.isfinite(scores), scores, predicted)
+    return np.asarray(filled[: len(study.models)].mean(axis=1))
+
+
+def stop(data: Matrix, case_asked: Case) -> list[dict[str, float]]:
     """Run until P(best) is high enough, looking after every wave; see whether the model named is the best."""
-    run, waves = Simulated(data, asked), 0
+    run, waves = Simulated(data, case_asked), 0
     done = run.finish(run.known())
     while run.wave(
         done, 2 * len(run.study.models), confidence=CONFIDENCE, top=1
@@ -401,10 +464,13 @@ def stop(data: Matrix, asked: Case) -> list[dict[str, float]]:
             return []
         done = run.finish(run.known())
     best = int(np.argmax(done.p_best))
-    told = {"p_best": float(done.p_best[best]), "best": float(run.truth[best] == run.truth.max())}
+    stop_facts = {
+        "p_best": float(done.p_best[best]),
+        "best": float(run.truth[best] == run.truth.max()),
+    }
     return [
         {
-            **told,
+            **stop_facts,
             "near": float(in_noise(run, best)),
             "waves": float(waves),
             "spent": run.spent / run.total,
@@ -441,16 +507,16 @@ def pairs(done: Completion, truth: Floats, new: npt.NDArray[np.bool_]) -> dict[s
     gap = (done.draws[:, first] - done.draws[:, second])[:, keep]
     real = (truth[first] - truth[second])[keep]
     ends = [np.quantile(gap, [0.5 - c / 2, 0.5 + c / 2], axis=0) for c in COVER]
-    found = {
+    pair_facts = {
         f"pairs {c:.0%}": float(np.mean((a <= real) & (real <= b)))
         for c, (a, b) in zip(COVER, ends, strict=True)
     }
     chance = (gap > 0).mean(axis=0)
-    said, right = np.maximum(chance, 1 - chance), (chance > 0.5) == (real > 0)
-    open_ = (said >= 0.7) & (said <= 0.995)
+    claimed, right = np.maximum(chance, 1 - chance), (chance > 0.5) == (real > 0)
+    open_ = (claimed >= 0.7) & (claimed <= 0.995)
     loss = -np.log(np.clip(np.where(real > 0, chance, 1 - chance), 1e-3, 1.0))
-    return found | {
-        "said": float(said[open_].mean()),
+    return pair_facts | {
+        "said": float(claimed[open_].mean()),
         "right": float(right[open_].mean()),
         "loss": float(loss.mean()),
     }
@@ -479,18 +545,22 @@ def questions(
 
 def answer(data: str, question: tuple[str, str, str, int]) -> str:
     """Answer one question; return it as a line of JSON."""
-    name, kind, what, seed = question
+    name, kind, question_text, seed = question
     matrix, began = load(data, name), time.process_time()
-    asked = case(matrix, kind, seed)
-    found = stop(matrix, asked) if what == "stop" else budgets(matrix, asked, what)
-    told = {
+    case_asked = case(matrix, kind, seed)
+    result = (
+        stop(matrix, case_asked)
+        if question_text == "stop"
+        else budgets(matrix, case_asked, question_text)
+    )
+    line = {
         "matrix": name,
         "kind": kind,
-        "what": what,
+        "what": question_text,
         "seed": seed,
         "seconds": time.process_time() - began,
     }
-    return json.dumps(told | {"found": found})
+    return json.dumps(line | {"found": result})
 
 
 def run(args: argparse.Namespace) -> None:
@@ -515,43 +585,44 @@ def summary(path: str) -> None:
         if line.endswith("}")
     ]
     print(f"{len(lines)} answers in {sum(line['seconds'] for line in lines) / 60:.0f} core-minutes")
-    every: list[Mapping[str, float]] = []  # stops
-    for matrix, kind, what in dict.fromkeys(QUESTIONS):
+    all_stops: list[Mapping[str, float]] = []  # stops
+    for matrix, kind, question_text in dict.fromkeys(QUESTIONS):
         here = [
             line
             for line in lines
-            if (line["matrix"], line["kind"], line["what"]) == (matrix, kind, what)
+            if (line["matrix"], line["kind"], line["what"]) == (matrix, kind, question_text)
         ]
-        found = [one for line in here for one in line["found"]]
-        if what == "stop" and here:
-            every += found
-            print(f"\n{matrix}, {kind}: {told_of_stops(found)} of {len(here)} runs")
+        entries = [entry for line in here for entry in line["found"]]
+        if question_text == "stop" and here:
+            all_stops += entries
+            print(f"\n{matrix}, {kind}: {told_of_stops(entries)} of {len(here)} runs")
             continue
         for level in LEVELS if here else ():
-            rows = [one for one in found if one["share"] == level]
+            rows = [entry for entry in entries if entry["share"] == level]
             show(
-                f"{matrix}, {kind}, {what} at {level:.0%}",
+                f"{matrix}, {kind}, {question_text} at {level:.0%}",
                 rows,
-                BARS.get((matrix, kind, level)) if what == "ours" else None,
+                BARS.get((matrix, kind, level)) if question_text == "ours" else None,
             )
-            if what == "ours" and kind in ("half", "cold") and level == LEVELS[0]:
+            if question_text == "ours" and kind in ("half", "cold") and level == LEVELS[0]:
                 show_bars(rows, matrix == "published")
-    right = float(np.mean([one["best"] for one in every])) if every else math.nan
-    held = "held" if right >= RIGHT and len(every) >= STOPS else "MISSED"
-    print(f"\nall: {told_of_stops(every)} (bar {RIGHT:g} of {STOPS}: {held})")
+    right = float(np.mean([entry["best"] for entry in all_stops])) if all_stops else math.nan
+    verdict = "held" if right >= RIGHT and len(all_stops) >= STOPS else "MISSED"
+    print(f"\nall: {told_of_stops(all_stops)} (bar {RIGHT:g} of {STOPS}: {verdict})")
 
 
 def told_of_stops(stops: Sequence[Mapping[str, float]]) -> str:
     """Say how often stops were right."""
     if not stops:
         return "no stop"
-    right, said, spent, waves = (
-        float(np.mean([one[k] for one in stops])) for k in ("best", "p_best", "spent", "waves")
+    right, claimed, spent, waves = (
+        float(np.mean([stop_facts[k] for stop_facts in stops]))
+        for k in ("best", "p_best", "spent", "waves")
     )
     error = math.sqrt(right * (1 - right) / len(stops))
-    many = f"{sum(one['best'] for one in stops):.0f} of {len(stops)} stops at {CONFIDENCE:g} right"
-    many += f", {sum(one['near'] for one in stops):.0f} the first but for test noise"
-    return f"{many} ({right:.3f} ± {error:.3f}, said {said:.3f}, after {spent:.1%} of the cost, {waves:.1f} waves)"
+    many = f"{sum(stop_facts['best'] for stop_facts in stops):.0f} of {len(stops)} stops at {CONFIDENCE:g} right"
+    many += f", {sum(stop_facts['near'] for stop_facts in stops):.0f} the first but for test noise"
+    return f"{many} ({right:.3f} ± {error:.3f}, said {claimed:.3f}, after {spent:.1%} of the cost, {waves:.1f} waves)"
 
 
 def show(title: str, rows: Sequence[Mapping[str, float]], bar: float | None) -> None:
@@ -569,13 +640,14 @@ def show(title: str, rows: Sequence[Mapping[str, float]], bar: float | None) -> 
     print(f"\n{title}: {len(rows)} splits, {mean['cells']:.0f} cells")
     print(
         f"  τ {mean['tau']:.3f} ± {error['tau']:.3f}{verdict}, expected {mean['expected']:.3f}, "
-        f"headline τ {mean['headline']:.3f} ± {error['headline']:.3f}"
+        f"headline τ {mean['headline']:.3f} ± {error['headline']:.3f}, "
+        f"pooled τ {mean['pooled']:.3f} ± {error['pooled']:.3f}"
     )
-    for what in ("pairs", "cells"):
+    for kind in ("pairs", "cells"):
         print(
-            f"  {what} 50/80/95 %: "
+            f"  {kind} 50/80/95 %: "
             + " / ".join(
-                f"{mean[f'{what} {c:.0%}']:.3f} ± {error[f'{what} {c:.0%}']:.3f}" for c in COVER
+                f"{mean[f'{kind} {c:.0%}']:.3f} ± {error[f'{kind} {c:.0%}']:.3f}" for c in COVER
             )
         )
     print(
@@ -595,7 +667,7 @@ def show_bars(rows: Sequence[Mapping[str, float]], headline: bool) -> None:
         bars[f"headline τ ≥ {HEADLINE:g}"] = mean["headline"] >= HEADLINE
     print(
         "  bars: "
-        + ", ".join(f"{name} {'held' if held else 'MISSED'}" for name, held in bars.items())
+        + ", ".join(f"{name} {'held' if is_held else 'MISSED'}" for name, is_held in bars.items())
     )
 
 
@@ -617,7 +689,9 @@ def timing() -> bool:
         again = complete_matrix(tuned, direct=direct, fitted=done.fitted)
         update = time.process_time() - start
         start = time.process_time()
-        choose_cells(again, CellCosts(tuned.models, tuned.tasks, np.ones(values.shape)), most=WAVE)
+        choose_cells(
+            again, CellCosts(tuned.models, tuned.tasks, np.ones(values.shape)), max_cells=WAVE
+        )
         step = time.process_time() - start
         ok = update + step <= limit and fit + step <= 60.0
         good &= ok

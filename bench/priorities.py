@@ -24,9 +24,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--role", choices=("load", "short"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.role is not None:
-        return load() if given.role == "load" else short()
+    options = parser.parse_args()
+    if options.role is not None:
+        return load() if options.role == "load" else short()
     from potentia.run.gpu_sharing import GpuSharing
 
     itself = [sys.executable, __file__, "--role"]
@@ -39,11 +39,11 @@ def main() -> None:
         flush=True,
     )
     try:
-        others = [subprocess.Popen([*itself, "load"]) for _ in range(LOADS)]
+        load_processes = [subprocess.Popen([*itself, "load"]) for _ in range(LOADS)]
         time.sleep(SECONDS / 2)
         subprocess.run([*itself, "short"], check=True)
-        for other in others:
-            other.wait()
+        for load_process in load_processes:
+            load_process.wait()
     finally:
         service.end()
 

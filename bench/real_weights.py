@@ -58,25 +58,25 @@ def main() -> int:
         parser.add_argument(
             f"--{split}", type=int, default=cap, help=f"documents of each benchmark; {cap}"
         )
-    given = parser.parse_args()
-    if given.train < 6:
+    options = parser.parse_args()
+    if options.train < 6:
         parser.error("prompts of five examples need six training documents")
     fetch = [
         sys.executable,
         str(ROOT / "tools" / "real_models.py"),
         "--out",
-        str(given.models),
-        *given.only,
+        str(options.models),
+        *options.only,
     ]
     subprocess.run(
-        fetch + (["--archives", str(given.archives)] if given.archives else []), check=True
+        fetch + (["--archives", str(options.archives)] if options.archives else []), check=True
     )
-    study = write_study(given)
+    study = write_study(options)
     began = time.monotonic()
-    status, emptied = run(study, given.remembered)
+    status, emptied = run(study, options.remembered)
     print(f"potentia run: exit {status} after {time.monotonic() - began:,.0f} s")
-    print(f"the memory of texts, {given.remembered:,} tokens, was emptied {emptied} times")
-    missing = show(given.out / "store.db", [MODELS[name] for name in given.only])
+    print(f"the memory of texts, {options.remembered:,} tokens, was emptied {emptied} times")
+    missing = show(options.out / "store.db", [MODELS[name] for name in options.only])
     return 1 if status or missing or not emptied else 0
 
 
@@ -87,16 +87,16 @@ def run(study: Path, remembered: int) -> tuple[int, int]:
     from potentia.engine.models import tokenization as tokens
 
     emptied = 0
-    own = Encoder._make_room
+    original = Encoder._evict_from_cache
 
-    def make_room(encoder: Encoder, count: int) -> None:
+    def evict_from_cache(encoder: Encoder, count: int) -> None:
         nonlocal emptied
-        held = encoder._held
-        own(encoder, count)
-        emptied += held > 0 and encoder._held == count
+        cached_tokens = encoder._cached_tokens
+        original(encoder, count)
+        emptied += cached_tokens > 0 and encoder._cached_tokens == count
 
     tokens.CACHED_TOKENS = remembered
-    Encoder._make_room = make_room  # type: ignore[method-assign]
+    Encoder._evict_from_cache = evict_from_cache  # type: ignore[method-assign]
     sys.argv = ["potentia", "run", str(study)]
     try:
         cli.main()
@@ -105,24 +105,24 @@ def run(study: Path, remembered: int) -> tuple[int, int]:
     return 0, emptied
 
 
-def write_study(given: argparse.Namespace) -> Path:
+def write_study(options: argparse.Namespace) -> Path:
     """Write the study's file."""
-    given.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     study = {
         "name": "real-weights",
         "models": [
-            {"name": MODELS[name], "path": str(weights(given.models / MODELS[name]).resolve())}
-            for name in given.only
+            {"name": MODELS[name], "path": str(weights(options.models / MODELS[name]).resolve())}
+            for name in options.only
         ],
         "tasks": list(TASKS),
-        "data_dir": str(given.data.resolve()),
+        "data_dir": str(options.data.resolve()),
         "protocols": list(PROTOCOLS),
-        "caps": {"train": given.train, "validation": given.validation, "test": given.test},
-        "tuning": {"learning_rates": given.rates, "epochs": given.epochs},
+        "caps": {"train": options.train, "validation": options.validation, "test": options.test},
+        "tuning": {"learning_rates": options.rates, "epochs": options.epochs},
         "device": "cpu",
-        "store": str((given.out / "store.db").resolve()),
+        "store": str((options.out / "store.db").resolve()),
     }
-    file = given.out / "study.yaml"
+    file = options.out / "study.yaml"
     file.write_text(yaml.safe_dump(study, sort_keys=False))
     return file
 
@@ -132,11 +132,11 @@ def weights(folder: Path) -> Path:
     return folder / "model.gguf" if (folder / "model.gguf").exists() else folder
 
 
-def show(place: Path, models: list[str]) -> list[str]:
+def show(location: Path, models: list[str]) -> list[str]:
     """Print every cell; returns those that are missing."""
     from potentia.store import Store
 
-    with Store.open(str(place), readonly=True) as store:
+    with Store.open(str(location), readonly=True) as store:
         cells = {
             (cell.model, cell.task, str(cell.protocol)): cell
             for cell in store.cells.read(study="real-weights")
@@ -150,12 +150,12 @@ def show(place: Path, models: list[str]) -> list[str]:
                 cell = cells.get((model, task, protocol))
                 if cell is None:
                     missing.append(f"{model} {task} {protocol}")
-                told = (
+                description = (
                     "missing"
                     if cell is None
                     else f"{cell.score.value:.3f} ± {cell.score.stderr:.3f}"
                 )
-                line += f"{told:>24}"
+                line += f"{description:>24}"
             print(line)
     styles = sorted({style for cell in cells.values() for style in cell.provenance.styles})
     print(f"prompts: {', '.join(styles)}; {len(cells)} cells, {len(missing)} missing")

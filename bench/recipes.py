@@ -8,7 +8,8 @@ Each candidate changes one thing of ``fair``; ``paper`` is the train-before-test
 documents with every seed (of splits, order and adapters), the cheapest sizes first, until ``--minutes`` are over (what
 is stopped keeps the cells that it has); a cell counts where every candidate has it. Told for each: the mean score that
 was reached on validation, by which the winner is named, and on test; tuned cells whose search ended at a bound, that
-were still rising, or that kept the untuned model; updates and learning rates tried a cell; seconds. On the zoo also
+were still rising, or that kept the untuned model; updates, learning rates tried and fine-tunings that diverged a cell;
+seconds. On the zoo also
 Kendall's tau of the tuned scores with what the models know, which is planted (a mean over tasks). ``--tickets`` asks
 for support tickets in five classes, generated, in place of benchmarks.
 """
@@ -51,6 +52,10 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "grid 1e-4, 3e-4": {"learning_rates": [1e-4, 3e-4]},
     "start 1e-4 to 1e-3": {"learning_rates": [1e-4, 3e-4, 1e-3], "rate_bounds": BOUNDS},
     "start 1e-4 to 3e-3": {"learning_rates": [1e-4, 3e-4, 1e-3, 3e-3], "rate_bounds": BOUNDS},
+    # "LoRA Without Regret": 5e-4 · (2000 / width)^0.78, which is 7e-3 at the zoo's widths of 32 to 88
+    "start at the law of widths": {"learning_rates": [2.3e-3, 7e-3], "rate_bounds": BOUNDS},
+    "constant rate": {"decay": "constant"},
+    "constant rate, short decay": {"decay": "late"},
     "no bracketing": {"rate_bounds": None},
     "three epochs": {"epochs": 3, "least_updates": 200},
     "no race": {"race": False},
@@ -60,7 +65,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 ZOO_MODELS = ("aster-71k", "aster-159k", "birch-159k", "cedar-71k", "cedar-159k", "dahlia-159k")
 ZOO_TASKS = ("table", "claim", "fix")
 TASKS = ("commonsense_qa", "openbookqa", "sst2", "sciq", "piqa", "boolq")
-TOLD = ("validation", "learning_rate", "search", "updates", "rates_tried")
+TOLD = ("validation", "learning_rate", "search", "updates", "rates_tried", "failed_lanes")
 DOCUMENTS = (150, 500, 2000)
 
 
@@ -88,49 +93,56 @@ class Outcome:
 
     def mean(self, name: str) -> float:
         """The mean over cells of a number or of how many there are."""
-        found = [cell[name] for cell in self.cells]
-        return float(np.mean([len(one) if isinstance(one, tuple) else one for one in found]))
+        values = [cell[name] for cell in self.cells]
+        return float(
+            np.mean([len(value) if isinstance(value, tuple) else value for value in values])
+        )
 
     @property
     def tau(self) -> float:
         """Kendall's tau of the tuned scores with the planted knowledge, the mean over tasks; NaN outside the zoo."""
-        known = {model.name: model.knowledge for model in zoo.models()}
-        if not all(cell["model"] in known for cell in self.cells):
+        knowledge_by_model = {model.name: model.knowledge for model in zoo.models()}
+        if not all(cell["model"] in knowledge_by_model for cell in self.cells):
             return float("nan")
         taus = []
         for task in {cell["task"] for cell in self.cells}:
-            own = [cell for cell in self.cells if cell["task"] == task]
-            both = np.column_stack([[c["test"] for c in own], [known[c["model"]] for c in own]])
-            taus.append(kendall_matrix(both)[0, 1])
+            cells_of_task = [cell for cell in self.cells if cell["task"] == task]
+            scores_and_knowledge = np.column_stack(
+                [
+                    [c["test"] for c in cells_of_task],
+                    [knowledge_by_model[c["model"]] for c in cells_of_task],
+                ]
+            )
+            taus.append(kendall_matrix(scores_and_knowledge)[0, 1])
         return float(np.nanmean(taus))
 
 
 def main() -> None:
     """Run what fits into the time, writing every setting as it ends, and print the table."""
-    given = _arguments()
-    if given.summary:
-        print(_table([outcome for path in given.summary for outcome in _read(path)]))
+    options = _arguments()
+    if options.summary:
+        print(_table([outcome for path in options.summary for outcome in _read(path)]))
         return
-    deadline = time.monotonic() + 60 * given.minutes
+    deadline = time.monotonic() + 60 * options.minutes
     outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory(prefix="potentia-recipes-") as place:
-        folder = Path(place)
-        models, tasks = _subjects(given, folder)
-        for setting in _settings(given):
+    with tempfile.TemporaryDirectory(prefix="potentia-recipes-") as folder_name:
+        folder = Path(folder_name)
+        models, tasks = _subjects(options, folder)
+        for setting in _settings(options):
             if (
                 outcomes
                 and time.monotonic() + outcomes[-1].seconds * _growth(setting, outcomes) > deadline
             ):
                 break
-            last = _run(setting, models, tasks, given, folder)
+            last = _run(setting, models, tasks, options, folder)
             outcomes.append(last)
             print(
                 f"{setting.candidate}, {setting.documents} documents, seed {setting.seed}: {len(last.cells)} cells,"
                 f" validation {last.mean('validation'):.3f}, test {last.mean('test'):.3f}, {last.seconds:.0f} s",
                 flush=True,
             )
-            if given.out is not None:
-                with given.out.open("a", encoding="utf-8") as file:
+            if options.out is not None:
+                with options.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(last)) + "\n")
             if last.stopped:
                 break
@@ -139,8 +151,8 @@ def main() -> None:
 
 def _read(path: Path) -> Iterator[Outcome]:
     for line in path.read_text("utf-8").splitlines():
-        found = json.loads(line)
-        yield Outcome(Setting(**found.pop("setting")), **found)
+        line_facts = json.loads(line)
+        yield Outcome(Setting(**line_facts.pop("setting")), **line_facts)
 
 
 def _arguments() -> argparse.Namespace:
@@ -178,10 +190,10 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _settings(given: argparse.Namespace) -> Iterator[Setting]:
-    for seed in given.seeds:
-        for documents in given.documents:
-            for candidate in given.candidates:
+def _settings(options: argparse.Namespace) -> Iterator[Setting]:
+    for seed in options.seeds:
+        for documents in options.documents:
+            for candidate in options.candidates:
                 yield Setting(candidate, documents, seed)
 
 
@@ -191,28 +203,28 @@ def _growth(setting: Setting, outcomes: Sequence[Outcome]) -> float:
     return max(1.2, setting.documents / before)
 
 
-def _subjects(given: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], list[Any]]:
+def _subjects(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], list[Any]]:
     """Return the models and tasks as a study names them."""
-    if given.models:
-        found = [
+    if options.models:
+        subjects = [
             inner
-            for path in given.models
+            for path in options.models
             for inner in (sorted(path.iterdir()) if _has_models(path) else [path])
         ]
         models = [
             {"name": path.name, "path": str(path), "kind": "base"}
-            for path in found
+            for path in subjects
             if path.is_dir()
         ]
     else:
         paths = zoo.write_model_folders(folder / "models", ZOO_MODELS)
         models = [{"name": name, "path": str(path), "kind": "base"} for name, path in paths.items()]
-    if given.tickets:
-        rows = tickets(max(given.documents) + given.validation + given.test)
+    if options.tickets:
+        rows = tickets(max(options.documents) + options.validation + options.test)
         (folder / "tickets.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
         return models, [{"name": "tickets", "file": str(folder / "tickets.jsonl")}]
-    if given.models:
-        return models, list(given.tasks)
+    if options.models:
+        return models, list(options.tasks)
     files = zoo.write_task_files(folder / "tasks")
     return models, [{"name": name, "file": str(files[name])} for name in ZOO_TASKS]
 
@@ -222,11 +234,11 @@ def _has_models(path: Path) -> bool:
 
 
 def _run(
-    setting: Setting, models: list[dict[str, Any]], tasks: list[Any], given: Any, folder: Path
+    setting: Setting, models: list[dict[str, Any]], tasks: list[Any], options: Any, folder: Path
 ) -> Outcome:
-    caps = {"train": setting.documents, "validation": given.validation, "test": given.test}
-    if given.tickets:
-        ratios = [setting.documents, given.validation, given.test]
+    caps = {"train": setting.documents, "validation": options.validation, "test": options.test}
+    if options.tickets:
+        ratios = [setting.documents, options.validation, options.test]
         tasks = [task | {"ratios": ratios} for task in tasks]
     study = make_study(
         {
@@ -238,15 +250,15 @@ def _run(
             "caps": caps,
             "seed": setting.seed,
             "chat": "never",
-            "data_dir": str(given.data) if given.data else None,
-            "device": given.device,
+            "data_dir": str(options.data) if options.data else None,
+            "device": options.device,
             "keep_adapters": False,
             "probe": {"on": False},
             "store": str(folder / f"{abs(hash(setting))}.db"),
         }
     )
     began = time.monotonic()
-    result = run_study(study, workers=given.workers)
+    result = run_study(study, workers=options.workers)
     seconds = time.monotonic() - began
     for reason in result.reasons:
         print(f"failed: {reason}", flush=True)
@@ -323,22 +335,22 @@ NAMES = ("Anna", "Tom", "Mia", "Jack", "Lily", "Ben")
 def tickets(many: int, seed: int = 0) -> list[dict[str, Any]]:
     """Return support tickets of five kinds, as questions whose choices are the kinds; no two are the same."""
     stream = random.Random(seed)
-    found: dict[str, dict[str, Any]] = {}
-    while len(found) < many:
+    splits: dict[str, dict[str, Any]] = {}
+    while len(splits) < many:
         kind = stream.choice(sorted(TOPICS))
-        other = stream.choice([one for one in sorted(TOPICS) if one != kind])
+        other_topic = stream.choice([topic for topic in sorted(TOPICS) if topic != kind])
         body = stream.choice(TOPICS[kind]).format(thing=stream.choice(THINGS))
-        aside = "" if stream.random() < 0.7 else f" (It is not about {other}.)"
+        aside = "" if stream.random() < 0.7 else f" (It is not about {other_topic}.)"
         ending = stream.choice(ENDINGS).format(name=stream.choice(NAMES))
         text = " ".join(
             part for part in (stream.choice(OPENINGS), body + "." + aside, ending) if part
         )
         question = f"Ticket: {text}\nKind:"
-        found.setdefault(
+        splits.setdefault(
             text,
             {"question": question, "choices": sorted(TOPICS), "answer": sorted(TOPICS).index(kind)},
         )
-    return list(found.values())
+    return list(splits.values())
 
 
 # --- telling ----------------------------------------------------------------------------------------------------------
@@ -347,15 +359,15 @@ def tickets(many: int, seed: int = 0) -> list[dict[str, Any]]:
 def _whole(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Return the outcomes with the cells that every candidate has at that number of documents and seed."""
     names = {outcome.setting.candidate for outcome in outcomes}
-    held: dict[tuple[Any, ...], set[str]] = {}
+    cells_by_setting: dict[tuple[Any, ...], set[str]] = {}
     for outcome in outcomes:
         for cell in outcome.cells:
-            held.setdefault(_place(outcome, cell), set()).add(outcome.setting.candidate)
-    kept = (
-        replace(o, cells=[cell for cell in o.cells if held[_place(o, cell)] == names])
+            cells_by_setting.setdefault(_place(outcome, cell), set()).add(outcome.setting.candidate)
+    outcomes_kept = (
+        replace(o, cells=[cell for cell in o.cells if cells_by_setting[_place(o, cell)] == names])
         for o in outcomes
     )
-    return [outcome for outcome in kept if outcome.cells]
+    return [outcome for outcome in outcomes_kept if outcome.cells]
 
 
 def _place(outcome: Outcome, cell: dict[str, Any]) -> tuple[Any, ...]:
@@ -366,30 +378,31 @@ def _table(outcomes: Sequence[Outcome]) -> str:
     """Return the outcomes as Markdown, a row per candidate and number of documents; the winner on validation marked."""
     lines = [
         "| documents | recipe | validation | test | tau with truth | at the bound | still rising | kept untuned |"
-        " updates | rates tried | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        " updates | rates tried | diverged | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    whole = _whole(outcomes)
-    for documents in sorted({o.setting.documents for o in whole}):
-        at = [o for o in whole if o.setting.documents == documents]
+    whole_outcomes = _whole(outcomes)
+    for documents in sorted({o.setting.documents for o in whole_outcomes}):
+        at = [o for o in whole_outcomes if o.setting.documents == documents]
         names = dict.fromkeys(o.setting.candidate for o in at)
         rows = {name: [o for o in at if o.setting.candidate == name] for name in names}
         best = max(rows, key=lambda name: np.mean([o.mean("validation") for o in rows[name]]))
-        for name, own in rows.items():
+        for name, outcomes_of_name in rows.items():
             numbers = [
-                f"{np.mean([o.mean('validation') for o in own]):.3f}",
-                f"{np.mean([o.mean('test') for o in own]):.3f}",
-                f"{np.mean([o.tau for o in own]):.2f}",
+                f"{np.mean([o.mean('validation') for o in outcomes_of_name]):.3f}",
+                f"{np.mean([o.mean('test') for o in outcomes_of_name]):.3f}",
+                f"{np.mean([o.tau for o in outcomes_of_name]):.2f}",
                 *(
-                    f"{np.mean([o.share(v) for o in own]):.0%}"
+                    f"{np.mean([o.share(v) for o in outcomes_of_name]):.0%}"
                     for v in (SearchEnd.AT_BOUND, SearchEnd.STILL_RISING, SearchEnd.UNTUNED)
                 ),
-                f"{np.mean([o.mean('updates') for o in own]):.0f}",
-                f"{np.mean([o.mean('rates_tried') for o in own]):.1f}",
-                f"{np.mean([o.seconds for o in own]):.0f}",
+                f"{np.mean([o.mean('updates') for o in outcomes_of_name]):.0f}",
+                f"{np.mean([o.mean('rates_tried') for o in outcomes_of_name]):.1f}",
+                f"{np.mean([o.mean('failed_lanes') for o in outcomes_of_name]):.2f}",
+                f"{np.mean([o.seconds for o in outcomes_of_name]):.0f}",
             ]
-            shown = f"**{name}**" if name == best else name
-            lines.append(f"| {documents} | {shown} | " + " | ".join(numbers) + " |")
+            shown_name = f"**{name}**" if name == best else name
+            lines.append(f"| {documents} | {shown_name} | " + " | ".join(numbers) + " |")
     return "\n".join(lines).replace(" nan ", " ")
 
 

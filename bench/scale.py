@@ -65,10 +65,10 @@ CELL_MS, FOUND_MS = (
 )  # of processor time for a trivial cell beside its scoring, and for finding it again
 
 
-def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
+def make_store(location: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
     """Write a study of two protocols, its scores of one ability and some noise, with lanes and their curves."""
-    from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
-    from potentia.store import schema as s
+    from potentia.store import CellRecord, LaneRecord, Store, schema
+    from potentia.values.fine_tuning import EpochResult
     from potentia.values.metric import Metric
     from potentia.values.provenance import Provenance
     from potentia.values.scores import Score
@@ -94,11 +94,11 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
             "lm-eval": "0.4.13",
         },
         "model": {"source": "m", "fingerprint": "f" * 32, "dtype": "float32", "device": "cpu"},
-        "task": {"fingerprint": "e" * 64, "splits": {}, "metric": "acc"},
+        "task": {"fingerprint": "e" * 64, "metric": "acc"},
         "seed": 0,
     }
     provenance = Provenance.from_dict(content)
-    with Store.open(where) as store:
+    with Store.open(location) as store:
         store.studies.open("scale", STUDY, spec)
         for protocol, noise in (("direct", 1.0), ("train_before_test", 0.3)):
             raw = ability[:, None] + ease[None, :] + noise * stream.normal(size=(models, tasks))
@@ -113,7 +113,7 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
                     score = Score(
                         value, float(np.sqrt(value * (1 - value) / 1000)), 1000, Metric.of("acc")
                     )
-                    about = Selection(learning_rate=2e-5, epoch=3, style="plain")
+                    selection = Selection(learning_rate=2e-5, epoch=3, style="plain")
                     cells.append(
                         CellRecord(
                             key,
@@ -125,13 +125,13 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
                             "acc",
                             provenance,
                             seconds=1.5,
-                            selection=about,
+                            selection=selection,
                         )
                     )
                     if protocol == "train_before_test":
                         for n in range(lanes):
                             curve = tuple(
-                                EpochRecord(e, 2.0 - e / 5, value - 0.1 + e / 50, 0.01)
+                                EpochResult(e, 2.0 - e / 5, value - 0.1 + e / 50, 0.01)
                                 for e in range(6)
                             )
                             curves.append(
@@ -159,13 +159,13 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
                     rows = [
                         {k: v for k, v in asdict(lane).items() if k != "epochs"} for lane in part
                     ]
-                    connection.execute(s.lanes.insert(), rows)
+                    connection.execute(schema.lanes.insert(), rows)
                     points = [
                         {"lane": lane.key, **asdict(point)}
                         for lane in part
                         for point in lane.epochs
                     ]
-                    connection.execute(s.epochs.insert(), points)
+                    connection.execute(schema.epochs.insert(), points)
 
 
 def make_many_models(folder: Path, count: int) -> list[str]:
@@ -237,9 +237,11 @@ def measure_own_rows(rows: int, folder: Path) -> bool:
     file = folder / "study.yaml"
     file.write_text(yaml.safe_dump(study))
     print(f"\ntask of {rows:,} rows of one's own ({load()})", flush=True)
-    held = print_command("plan", ["run", str(file), "--dry-run"], folder, ROWS_PLAN_LIMITS)
-    held &= print_command("run", ["run", str(file)], folder, ROWS_RUN_LIMITS)
-    return held & print_command("report", ["report", str(folder / "rows.db")], folder, None)
+    within_limits = print_command("plan", ["run", str(file), "--dry-run"], folder, ROWS_PLAN_LIMITS)
+    within_limits &= print_command("run", ["run", str(file)], folder, ROWS_RUN_LIMITS)
+    return within_limits & print_command(
+        "report", ["report", str(folder / "rows.db")], folder, None
+    )
 
 
 def print_command(
@@ -264,9 +266,9 @@ def load() -> str:
 def timed(arguments: list[str], folder: Path) -> tuple[float, float, float]:
     """Run a command; return seconds, seconds of processor time, and MB of memory."""
     began = time.perf_counter()
-    with (folder / "said").open("w") as said:
+    with (folder / "said").open("w") as output:
         process = subprocess.Popen(
-            [*POTENTIA, *arguments], cwd=folder, stdout=said, stderr=subprocess.STDOUT
+            [*POTENTIA, *arguments], cwd=folder, stdout=output, stderr=subprocess.STDOUT
         )
         _, code, used = os.wait4(process.pid, 0)
     if code:
@@ -288,8 +290,8 @@ def board(store: Path, folder: Path) -> dict[str, float]:
     )
     try:
         assert process.stdout is not None
-        found = re.search(r"http://[^ ]+/", process.stdout.readline())
-        assert found
+        match = re.search(r"http://[^ ]+/", process.stdout.readline())
+        assert match
         took: dict[str, float] = {}
         for name, path in (
             ("board, list of studies", ""),
@@ -302,7 +304,7 @@ def board(store: Path, folder: Path) -> dict[str, float]:
             began = time.perf_counter()
             for attempt in range(200):
                 try:
-                    with urllib.request.urlopen(found[0] + path, timeout=600) as answer:
+                    with urllib.request.urlopen(match[0] + path, timeout=600) as answer:
                         answer.read()
                     break
                 except ConnectionError:
@@ -319,17 +321,17 @@ def measure(size: str, folder: Path, steps: list[str]) -> bool:
     store = folder / f"{size}.db"
     models, tasks = SIZES[size]
     began = time.perf_counter()
-    found = store.exists()
-    if not found:
+    exists = store.exists()
+    if not exists:
         make_store(store, models, tasks)
-    made = "found" if found else f"made in {time.perf_counter() - began:.0f} s"
+    origin = "found" if exists else f"made in {time.perf_counter() - began:.0f} s"
     print(
         f"\n{size}: {models} models × {tasks} tasks, {2 * models * tasks:,} cells "
-        f"({made}, {store.stat().st_size / 1e6:,.0f} MB; {load()})",
+        f"({origin}, {store.stat().st_size / 1e6:,.0f} MB; {load()})",
         flush=True,
     )
     print(f"{'':28}{'seconds':>9}{'CPU s':>9}{'MB':>8}   limit")
-    held = True
+    within_limits = True
     commands = {
         "status": ["status", str(store)],
         "rankings": ["analyze", "rankings", str(store)],
@@ -339,28 +341,30 @@ def measure(size: str, folder: Path, steps: list[str]) -> bool:
         if name not in steps:
             continue
         clock, cpu, memory = timed(command, folder)
-        limit, most = LIMITS.get((size, name), (None, None))
+        limit, memory_limit = LIMITS.get((size, name), (None, None))
         amount = (folder / "report.html").stat().st_size / 1e6 if name == "report" else memory
-        ok = (limit is None or cpu < limit) and (most is None or amount < most)
-        held &= ok
-        told = (
+        ok = (limit is None or cpu < limit) and (memory_limit is None or amount < memory_limit)
+        within_limits &= ok
+        line = (
             ""
             if limit is None
-            else f"{limit} s" + (f", {most:,} MB" if most else "") + ("" if ok else "  MISSED")
+            else f"{limit} s"
+            + (f", {memory_limit:,} MB" if memory_limit else "")
+            + ("" if ok else "  MISSED")
         )
-        print(f"{name:28}{clock:9.2f}{cpu:9.2f}{memory:8.0f}   {told}", flush=True)
+        print(f"{name:28}{clock:9.2f}{cpu:9.2f}{memory:8.0f}   {line}", flush=True)
         if name == "report":
             print(f"{'  its file':28}{'':18}{amount:8.1f}")
     if "board" in steps:
         for name, clock in board(store, folder).items():
             limit, _ = LIMITS.get((size, name), (None, None))
             ok = limit is None or clock < limit
-            held &= ok
+            within_limits &= ok
             print(
                 f"{name:28}{clock:9.3f}{'':17}   {'' if limit is None else f'{limit} s'}{'' if ok else '  MISSED'}",
                 flush=True,
             )
-    return held
+    return within_limits
 
 
 def orchestration(cells: int, folder: Path) -> bool:
@@ -378,10 +382,10 @@ def orchestration(cells: int, folder: Path) -> bool:
     spent = {"scoring": 0.0}
     score = row_context.evaluate_untuned
 
-    def timed_direct(*given: object, **named: object) -> object:
+    def timed_direct(*arguments: object, **named: object) -> object:
         began = time.process_time()
         try:
-            return score(*given, **named)
+            return score(*arguments, **named)
         finally:
             spent["scoring"] += time.process_time() - began
 
@@ -389,7 +393,7 @@ def orchestration(cells: int, folder: Path) -> bool:
     tiny.save_model(folder / "m", seed=0, width=16)
     for k in range(cells):
         tiny.save_questions(folder / f"q{k}.jsonl", n=12, seed=k)
-    sizes, found = (
+    sizes, timings = (
         (2, max(2, cells // 4), cells),
         [],
     )  # the first, of two cells, only loads what there is to load
@@ -417,23 +421,26 @@ def orchestration(cells: int, folder: Path) -> bool:
             if name == "computed":
                 times["scoring"] = spent["scoring"]
         times["MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        found.append(times)
-    _, few, many = found
-    each = {
-        name: (many[name] - few[name]) / (sizes[2] - sizes[1]) * 1e3 for name in few if name != "MB"
+        timings.append(times)
+    _, few_cells, many_cells = timings
+    seconds_each = {
+        name: (many_cells[name] - few_cells[name]) / (sizes[2] - sizes[1]) * 1e3
+        for name in few_cells
+        if name != "MB"
     }
-    beside = each["planned"] + each["computed"] - each["scoring"]
-    held = beside < CELL_MS and each["found"] < FOUND_MS
+    beside = seconds_each["planned"] + seconds_each["computed"] - seconds_each["scoring"]
+    within_limits = beside < CELL_MS and seconds_each["found"] < FOUND_MS
     print(f"\n{cells} trivial cells, ms of processor time for one more ({load()}):")
-    print("  " + ", ".join(f"{name} {value:.1f}" for name, value in each.items()))
+    print("  " + ", ".join(f"{name} {value:.1f}" for name, value in seconds_each.items()))
     print(
-        f"  beside its scoring {beside:.1f} (limit {CELL_MS}), found again {each['found']:.1f} (limit {FOUND_MS})"
-        + ("" if held else "  MISSED")
+        f"  beside its scoring {beside:.1f} (limit {CELL_MS}), "
+        f"found again {seconds_each['found']:.1f} (limit {FOUND_MS})"
+        + ("" if within_limits else "  MISSED")
     )
     print(
-        f"  memory: {few['MB']:,.0f} MB after {sizes[1]} cells, {many['MB']:,.0f} MB after {sizes[2]}"
+        f"  memory: {few_cells['MB']:,.0f} MB after {sizes[1]} cells, {many_cells['MB']:,.0f} MB after {sizes[2]}"
     )
-    return held
+    return within_limits
 
 
 def main() -> None:
@@ -447,19 +454,19 @@ def main() -> None:
     parser.add_argument("--plan", help="measure the plan of MODELSxTASKS instead")
     parser.add_argument("--rows", type=int, help="measure a task of this many rows instead")
     parser.add_argument("--folder", type=Path, help="keep the stores here")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given.folder or Path(temporary)
+        folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        if given.cells:
-            raise SystemExit(0 if orchestration(given.cells, folder) else 1)
-        if given.plan:
-            models, tasks = map(int, given.plan.split("x"))
+        if options.cells:
+            raise SystemExit(0 if orchestration(options.cells, folder) else 1)
+        if options.plan:
+            models, tasks = map(int, options.plan.split("x"))
             raise SystemExit(0 if measure_plan(models, tasks, folder) else 1)
-        if given.rows:
-            raise SystemExit(0 if measure_own_rows(given.rows, folder) else 1)
-        held = [measure(size, folder, given.steps) for size in given.sizes]
-    raise SystemExit(0 if all(held) else 1)
+        if options.rows:
+            raise SystemExit(0 if measure_own_rows(options.rows, folder) else 1)
+        within_limits = [measure(size, folder, options.steps) for size in options.sizes]
+    raise SystemExit(0 if all(within_limits) else 1)
 
 
 if __name__ == "__main__":

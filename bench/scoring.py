@@ -2,11 +2,14 @@
 
     python bench/scoring.py --model MODEL_FOLDER --items arc_easy.parquet --documents 300 --device cpu
     python bench/scoring.py --shape 410m --tokenizer FOLDER --items arc_easy.json --documents 2000 --device cuda
+    python bench/scoring.py --architecture lfm2-1.2b --small --items arc_easy.parquet --documents 300 --device cpu
 
-``--items`` is ARC in its published form: a parquet or a JSON list with ``question`` and ``choices.text``. Prints the
-ratio of wall times (against HFLM with ``batch_size=auto`` and with each fixed batch size), tokens processed, where
-Potentia's time goes, the share of the matmul rate measured on this machine, peak memory of both, and how far the
-log-likelihoods are apart. Exits 1 when a prediction differs in float32 or when ``--at-least`` is not reached.
+Architectures are those of ``lanes_by_architecture.py``, with random weights; ``--small`` makes them four layers of
+256, and a tokenizer is trained on the items where none is named. ``--items`` is ARC in its published form: a parquet
+or a JSON list with ``question`` and ``choices.text``. Prints the ratio of wall times (against HFLM with
+``batch_size=auto`` and with each fixed batch size), tokens processed, where Potentia's time goes, the share of the
+matmul rate measured on this machine, peak memory of both, and how far the log-likelihoods are apart. Exits 1 when a
+prediction differs in float32 or when ``--at-least`` is not reached.
 """
 
 from __future__ import annotations
@@ -18,13 +21,17 @@ import logging
 import resource
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lanes_by_architecture import SHAPES as ARCHITECTURES
+from lanes_by_architecture import make_random_model
 from potentia.engine import LoadedModel, load, pick_device, pick_dtype
 from potentia.engine.scoring import Scorer
+from potentia.values.engine_records import ScorerNotes
 from potentia.values.requests import Continuation
 
 WIDTHS = (
@@ -39,6 +46,33 @@ SHAPES = {  # Llama-shaped, random weights
     "70m": (512, 2048, 6, 8, 8, 50304),
     "410m": (1024, 2816, 24, 16, 16, 50304),
     "8b": (4096, 14336, 32, 32, 8, 128256),
+}
+
+
+TRAINING_QUESTIONS = 2000  # of a tokenizer, where none is named
+SMALL_SIZES = {
+    "vocab_size": 8192,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "moe_intermediate_size": 176,
+    "shared_intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 8192,
+    "num_kv_shared_layers": 2,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 64,
+    "mamba_d_state": 64,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
 }
 
 
@@ -65,6 +99,12 @@ def make(arguments: argparse.Namespace) -> LoadedModel:
 
     device = pick_device(arguments.device)
     dtype = pick_dtype(arguments.dtype, device)
+    if arguments.architecture:
+        sizes = SMALL_SIZES if arguments.small else {}
+        model = make_random_model(arguments.architecture, sizes, str(device), dtype)
+        words = find_tokenizer(arguments)
+        fingerprint = f"random {arguments.architecture}"
+        return LoadedModel.of(model, words, fingerprint=fingerprint)
     words = AutoTokenizer.from_pretrained(arguments.tokenizer)
     config = LlamaConfig(
         **dict(zip(WIDTHS, SHAPES[arguments.shape], strict=True)),
@@ -78,6 +118,30 @@ def make(arguments: argparse.Namespace) -> LoadedModel:
         model = LlamaForCausalLM(config)
         torch.set_default_dtype(before)
     return LoadedModel.of(model.eval(), words, fingerprint=f"random {arguments.shape}")
+
+
+def find_tokenizer(arguments: argparse.Namespace) -> Any:
+    """Return the tokenizer that is named, or one trained on the items."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if arguments.tokenizer:
+        return AutoTokenizer.from_pretrained(arguments.tokenizer)
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=SMALL_SIZES["vocab_size"],
+        special_tokens=["<pad>", "<bos>", "<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    items = questions(arguments.items, TRAINING_QUESTIONS)
+    raw.train_from_iterator([prompt + "".join(choices) for prompt, choices in items], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
 
 
 class Clock:
@@ -181,12 +245,12 @@ def stages(loaded: LoadedModel, requests: list[Continuation]) -> dict[str, float
 
 def answers(items: list[tuple[str, list[str]]], values: list[float]) -> list[int]:
     """Return the likeliest choice of each question."""
-    found, start = [], 0
+    answered, start = [], 0
     for _, choices in items:
         span = values[start : start + len(choices)]
-        found.append(span.index(max(span)))
+        answered.append(span.index(max(span)))
         start += len(choices)
-    return found
+    return answered
 
 
 def truth(
@@ -212,6 +276,11 @@ def truth(
     return figures
 
 
+def _count_rows(notes: ScorerNotes) -> str:
+    """Return how many rows took each route."""
+    return ", ".join(f"{rows} {route.value}" for route, rows in notes.rows_by_route.items())
+
+
 def main() -> int:
     """Run the comparison and print it."""
     parser = argparse.ArgumentParser(
@@ -221,7 +290,11 @@ def main() -> int:
     parser.add_argument(
         "--shape", choices=sorted(SHAPES), help="random weights of this shape instead"
     )
-    parser.add_argument("--tokenizer", help="tokenizer folder, with --shape")
+    parser.add_argument(
+        "--architecture", choices=list(ARCHITECTURES), help="random weights of this structure"
+    )
+    parser.add_argument("--small", action="store_true", help="in small, for a processor")
+    parser.add_argument("--tokenizer", help="tokenizer folder, for random weights")
     parser.add_argument("--items", type=Path, required=True)
     parser.add_argument("--documents", type=int, default=300)
     parser.add_argument("--device", default="auto")
@@ -265,8 +338,8 @@ def main() -> int:
     notes = scorer.notes
     print(
         f"potentia: {ours.seconds:.2f} s (CPU {ours.work:.2f} s), "
-        f"{notes['tokens_processed']} of {notes['tokens_requested']} tokens "
-        f"({notes['rows_by_path']}, budget {notes['token_budget']}), peak {ours.memory:.2f} GiB"
+        f"{notes.tokens_processed} of {notes.tokens_requested} tokens "
+        f"({_count_rows(notes)}, budget {notes.token_budget}), peak {ours.memory:.2f} GiB"
     )
     spent = stages(loaded, requests)
     print(
@@ -275,7 +348,7 @@ def main() -> int:
     )
     rate = matmul_rate(loaded.device, loaded.dtype)
     embedding = loaded.model.get_input_embeddings().weight.numel()
-    work = 2 * (parameters - embedding) * notes["tokens_processed"]
+    work = 2 * (parameters - embedding) * notes.tokens_processed
     print(
         f"  matmul here {rate / 1e12:.2f} TFLOP/s; the body's products at {work / spent['body'] / rate:.0%} of it, "
         f"the whole run at {work / ours.seconds / rate:.0%}"
@@ -305,9 +378,10 @@ def main() -> int:
         best = min(seconds, best or seconds)
         least = min(theirs_clock.work, least or theirs_clock.work)
         apart = max(abs(a.logprob - b[0]) for a, b in zip(results, theirs, strict=True))
-        mine, other = [entry.logprob for entry in results], [value for value, _ in theirs]
+        mine, theirs_logprobs = [entry.logprob for entry in results], [value for value, _ in theirs]
         differ = sum(
-            a != b for a, b in zip(answers(items, mine), answers(items, other), strict=True)
+            a != b
+            for a, b in zip(answers(items, mine), answers(items, theirs_logprobs), strict=True)
         )
         failed |= differ > 0 and loaded.dtype == torch.float32
         print(
@@ -328,7 +402,7 @@ def main() -> int:
         "seconds": ours.seconds,
         "memory": ours.memory,
         "stages": spent,
-        "notes": {name: value for name, value in notes.items() if name != "prompt_samples"},
+        "notes": replace(notes, prompt_samples=()).to_dict(),
     }
     if best is not None and least is not None:
         figures["ratio to the best"] = best / ours.seconds

@@ -61,9 +61,9 @@ def make_cells() -> list[CellRecord]:
     ]
 
 
-def ours(where: str, cells: Sequence[CellRecord]) -> tuple[float, float]:
+def ours(location: str, cells: Sequence[CellRecord]) -> tuple[float, float]:
     """Return cells per second written and seconds until the matrix."""
-    with Store.open(where) as store:
+    with Store.open(location) as store:
         store.studies.open("bench", "bench", {})
         start = time.perf_counter()
         new = sum(
@@ -71,7 +71,7 @@ def ours(where: str, cells: Sequence[CellRecord]) -> tuple[float, float]:
         )
         rate = new / (time.perf_counter() - start)
         assert new == len(cells), "the store was not empty"
-    with Store.open(where) as store:
+    with Store.open(location) as store:
         start = time.perf_counter()
         matrix = store.scores.read_matrix("train_before_test")
         seconds = time.perf_counter() - start
@@ -80,7 +80,7 @@ def ours(where: str, cells: Sequence[CellRecord]) -> tuple[float, float]:
     return rate, seconds
 
 
-def pandas_flat(where: Path, cells: Sequence[CellRecord]) -> tuple[float, float]:
+def pandas_flat(location: Path, cells: Sequence[CellRecord]) -> tuple[float, float]:
     """Return the same for ``DataFrame.to_sql`` and ``read_sql`` with a pivot."""
     import pandas as pd
 
@@ -89,7 +89,7 @@ def pandas_flat(where: Path, cells: Sequence[CellRecord]) -> tuple[float, float]
         (c.key, c.model, c.task, c.score.value, c.score.stderr, json.dumps(c.provenance.to_dict()))
         for c in cells
     ]
-    with sqlite3.connect(where) as connection:
+    with sqlite3.connect(location) as connection:
         start = time.perf_counter()
         for i in range(0, len(rows), BATCH):
             frame = pd.DataFrame(rows[i : i + BATCH], columns=columns)
@@ -107,10 +107,10 @@ def main() -> None:
     parser.add_argument(
         "--store", help="an empty store to write to; by default a file in a temporary folder"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     cells = make_cells()
     with tempfile.TemporaryDirectory() as folder:
-        rate, seconds = ours(given.store or f"{folder}/store.db", cells)
+        rate, seconds = ours(options.store or f"{folder}/store.db", cells)
         peer_rate, peer_seconds = pandas_flat(Path(folder) / "flat.db", cells)
     print(f"{'':24}{'Potentia':>12}{'pandas':>12}{'ratio':>8}")
     print(f"{'written, cells/s':24}{rate:12,.0f}{peer_rate:12,.0f}{rate / peer_rate:8.2f}")

@@ -45,27 +45,29 @@ def main() -> int:
     parser.add_argument(
         "--rate", type=float, default=790e12, help="operations a second of large matrix products"
     )
-    given, rest = parser.parse_known_args()
-    if given.read:
-        tell(None, spent(given.read), least(given.read, given.rate))
+    options, remaining = parser.parse_known_args()
+    if options.read:
+        tell(None, spent(options.read), least(options.read, options.rate))
         return 0
-    if given.store.exists():
+    if options.store.exists():
         parser.error(
-            f"{given.store} is there already: the time of a study that is half done says little"
+            f"{options.store} is there already: the time of a study that is half done says little"
         )
-    if given.random:
-        fill(given.study)
-    command = [sys.executable, "-m", "potentia", "run", str(given.study)]
-    command += ["--data-dir", str(given.data_dir)] if given.data_dir else []
+    if options.random:
+        fill(options.study)
+    command = [sys.executable, "-m", "potentia", "run", str(options.study)]
+    command += ["--data-dir", str(options.data_dir)] if options.data_dir else []
     began = time.monotonic()
-    status = subprocess.run([*command, "--store", str(given.store), *rest], check=False).returncode
+    status = subprocess.run(
+        [*command, "--store", str(options.store), *remaining], check=False
+    ).returncode
     wall = time.monotonic() - began
-    rows = spent(given.store)
-    bound = least(given.store, given.rate)
+    rows = spent(options.store)
+    bound = least(options.store, options.rate)
     tell(wall, rows, bound)
-    if given.out:
-        found = {"wall": wall, "exit": status, "rows": rows, "least_training_s": bound}
-        given.out.write_text(json.dumps(found, indent=1))
+    if options.out:
+        result = {"wall": wall, "exit": status, "rows": rows, "least_training_s": bound}
+        options.out.write_text(json.dumps(result, indent=1))
     return status
 
 
@@ -80,20 +82,20 @@ def fill(study: Path) -> None:
         if (folder / "config.json").exists() and not any(folder.glob("*.safetensors")):
             torch.manual_seed(0)
             with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-                made = AutoModelForCausalLM.from_config(
+                model_made = AutoModelForCausalLM.from_config(
                     AutoConfig.from_pretrained(folder), dtype=torch.bfloat16
                 )
-            made.save_pretrained(folder)
-            del made
+            model_made.save_pretrained(folder)
+            del model_made
             torch.cuda.empty_cache()  # the study's rows are to have it
             print(f"{model['name']}: random weights", flush=True)
 
 
-def spent(place: Path) -> list[dict[str, Any]]:
+def spent(location: Path) -> list[dict[str, Any]]:
     """Return what every row of the store's study told of its time."""
     from potentia.store import Store
 
-    with Store.open(str(place), readonly=True) as store:
+    with Store.open(str(location), readonly=True) as store:
         (study,) = store.studies.read()
         events, last = [], 0
         while found := store.events.read(study.key, after_id=last):
@@ -102,12 +104,12 @@ def spent(place: Path) -> list[dict[str, Any]]:
     return [dict(event.payload) for event in events if event.kind == "row"]
 
 
-def least(place: Path, rate: float) -> float:
+def least(location: Path, rate: float) -> float:
     """Return the seconds that the training of all lanes takes at the least."""
     from potentia.store import Store
     from potentia.study import make_study
 
-    with Store.open(str(place), readonly=True) as store:
+    with Store.open(str(location), readonly=True) as store:
         (study,) = store.studies.read()
         rows = make_study(dict(study.spec)).rows()
         sizes = {row.name: float(row.parameters or 0.0) for row in rows}

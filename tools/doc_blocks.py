@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib.util
 import io
 import json
@@ -74,7 +75,7 @@ def pages() -> list[Path]:
 def blocks(page: Path) -> list[Block]:
     """Return the fenced blocks of a page, in order."""
     text = page.read_text("utf-8")
-    found = []
+    blocks_found = []
     for match in FENCE.finditer(text):
         mark = MARK.search(text[: match.start()])
         indent = len(match["indent"])
@@ -84,8 +85,8 @@ def blocks(page: Path) -> list[Block]:
         )
         line = text.count("\n", 0, match.start()) + 1
         language = match["lang"] or ("bash" if COMMANDS.match(body.lstrip()) else "")
-        found.append(Block(name, line, language, body, *(mark.groups() if mark else ())))
-    return found
+        blocks_found.append(Block(name, line, language, body, *(mark.groups() if mark else ())))
+    return blocks_found
 
 
 # --- what is not run is parsed ----------------------------------------------------------------------------------------
@@ -138,12 +139,12 @@ def _parse_command(words: list[str], block: Block) -> None:
     command = typer.main.get_command(app)
     context: Any = None
     try:
-        rest = repeat_flags(command, words)
+        remaining = repeat_flags(command, words)
         while True:
             context = command.make_context(
-                rest[0] if rest else "potentia", list(rest), parent=context
+                remaining[0] if remaining else "potentia", list(remaining), parent=context
             )
-            name, command, rest = _step(command, context)
+            name, command, remaining = _step(command, context)
             if name is None:
                 return
     except typer.Exit:
@@ -160,11 +161,11 @@ def _parse_command(words: list[str], block: Block) -> None:
 
 def _step(command: Any, context: Any) -> tuple[str | None, Any, list[str]]:
     """Return the command below a group, and its arguments; no name where there is none."""
-    rest = [*getattr(context, "_protected_args", []), *context.args]
-    if not hasattr(command, "commands") or not rest:
-        return None, command, rest
-    name, inner, rest = command.resolve_command(context, rest)
-    return name, inner, list(rest)
+    remaining = [*getattr(context, "_protected_args", []), *context.args]
+    if not hasattr(command, "commands") or not remaining:
+        return None, command, remaining
+    name, inner, remaining = command.resolve_command(context, remaining)
+    return name, inner, list(remaining)
 
 
 def _check_names(block: Block) -> None:
@@ -181,10 +182,10 @@ def _check_study(block: Block) -> None:
 
     from potentia.study import make_study
 
-    found = yaml.safe_load(block.text)
+    content = yaml.safe_load(block.text)
     if block.mark:  # another program's
         return
-    make_study({"models": ["gpt2"], "tasks": ["arc_easy"], **found})
+    make_study({"models": ["gpt2"], "tasks": ["arc_easy"], **content})
 
 
 # --- a page run -------------------------------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ class Runner:
                 _potentia(part)
             return
         done = subprocess.run(
-            ["bash", "-ec", line], capture_output=True, text=True, timeout=300, check=False
+            ["bash", "-ec", line], capture_output=True, text=True, timeout=1_500, check=False
         )
         if done.returncode:
             raise RuntimeError(
@@ -291,33 +292,34 @@ def _quiet() -> Iterator[io.StringIO]:
 
 def _cpu() -> float:
     """Seconds of processor time of this process and its children, which do not depend on who else is at work."""
-    own = os.times()
-    return own.user + own.system + own.children_user + own.children_system
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def run_page(page: Path, folder: Path, *, slow: bool) -> dict[str, Any]:
     """Run a page in a folder of its own; return what became of each block and the first failure."""
     from doc_standins import prepare
 
-    place = folder / page.stem
-    prepare(place, folder, published=slow)
+    page_folder = folder / page.stem
+    prepare(page_folder, folder, published=slow)
     runner = Runner(slow)
-    told: list[dict[str, Any]] = []
+    outcomes: list[dict[str, Any]] = []
     old = Path.cwd()
-    os.chdir(place)
+    os.chdir(page_folder)
     try:
         for block in blocks(page):
             start = _cpu()
+            gc.freeze()  # every model that is closed collects garbage, not among the libraries' objects as well
             try:
-                how, problem = runner.run(block), ""
+                outcome, problem = runner.run(block), ""
             except BaseException as error:  # a page may raise anything; it is told, with its place
                 if isinstance(error, KeyboardInterrupt):
                     raise
-                how, problem = "failed", "".join(traceback.format_exception(error, limit=-3))
-            told.append(
+                outcome, problem = "failed", "".join(traceback.format_exception(error, limit=-3))
+            outcomes.append(
                 {
                     "block": block.name,
-                    "how": how,
+                    "how": outcome,
                     "reason": block.reason,
                     "problem": problem,
                     "seconds": round(_cpu() - start, 2),
@@ -326,7 +328,7 @@ def run_page(page: Path, folder: Path, *, slow: bool) -> dict[str, Any]:
     finally:
         runner.close()
         os.chdir(old)
-    return {"page": page.name, "blocks": told}
+    return {"page": page.name, "blocks": outcomes}
 
 
 def main() -> None:
@@ -337,7 +339,7 @@ def main() -> None:
         "--slow", action="store_true", help="also run the blocks that take minutes"
     )
     options.add_argument("--json", type=Path, help="write what happened there")
-    given = options.parse_args()
+    arguments = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="potentia-docs-") as folder:
         shim = Path(folder, "bin")
         shim.mkdir()
@@ -349,13 +351,14 @@ def main() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(
             [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         )
-        told = []
-        for page in given.pages or pages():
-            told.append(run_page(page.resolve(), Path(folder), slow=given.slow))
-            _tell(told[-1])
-    if given.json:
-        given.json.write_text(json.dumps(told))
-    sys.exit(1 if any(block["problem"] for page in told for block in page["blocks"]) else 0)
+        outcomes = []
+        for page in arguments.pages or pages():
+            outcomes.append(run_page(page.resolve(), Path(folder), slow=arguments.slow))
+            _tell(outcomes[-1])
+    gc.unfreeze()  # libraries print what leaked otherwise
+    if arguments.json:
+        arguments.json.write_text(json.dumps(outcomes))
+    sys.exit(1 if any(block["problem"] for page in outcomes for block in page["blocks"]) else 0)
 
 
 def _tell(page: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ OWN_STORE = (
 )  # pages that make potentia.db themselves
 
 
-def prepare(place: Path, folder: Path, *, published: bool = False) -> None:
+def prepare(page_folder: Path, folder: Path, *, published: bool = False) -> None:
     """Fill a page's folder; what is slow to make is made once, in ``folder``.
 
     ``published`` asks for the published scores instead of made-up ones under their names, where they are at hand.
@@ -83,20 +83,22 @@ def prepare(place: Path, folder: Path, *, published: bool = False) -> None:
         for name, make in DATASETS.items():
             _dataset(common / name, make)
         _scores(common)
-    shutil.copytree(common, place)
-    shutil.copytree(ROOT / "examples", place / "examples")
-    with (place / "examples" / "first.yaml").open("a", encoding="utf-8") as study:
+    shutil.copytree(common, page_folder)
+    shutil.copytree(ROOT / "examples", page_folder / "examples")
+    with (page_folder / "examples" / "first.yaml").open("a", encoding="utf-8") as study:
         study.write("tuning: {epochs: 1, learning_rates: [0.001]}\n")  # the pages run it six times
-    (place / "tools").symlink_to(ROOT / "tools")
-    (place / "bench").symlink_to(ROOT / "bench")
-    if page := PAGES.get(place.name):
-        shutil.copy(place / page, place / "scores.csv")
-    shutil.copy(place / "examples" / "first.yaml", place / "study.yaml")
-    shutil.copy(place / "ours.db", place / "earlier.db")
-    if place.name not in OWN_STORE:
-        _import_scores(place / "scores.csv", place / "potentia.db", "first")
+    (page_folder / "tools").symlink_to(ROOT / "tools")
+    (page_folder / "bench").symlink_to(ROOT / "bench")
+    if page := PAGES.get(page_folder.name):
+        shutil.copy(page_folder / page, page_folder / "scores.csv")
+    shutil.copy(page_folder / "examples" / "first.yaml", page_folder / "study.yaml")
+    shutil.copy(page_folder / "ours.db", page_folder / "earlier.db")
+    if page_folder.name in PAGES:
+        _import_scores(page_folder / "scores.csv", page_folder / "potentia.db", "first")
+    elif page_folder.name not in OWN_STORE:
+        shutil.copy(common / "first.db", page_folder / "potentia.db")
     for file in PUBLISHED.glob("*.csv") if published else ():
-        shutil.copy(file, place)
+        shutil.copy(file, page_folder)
 
 
 # --- the hub ----------------------------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ def _flat(row: Any) -> str:
 
 def _dataset(folder: Path, make: Callable[[int, int], list[dict[str, Any]]]) -> None:
     """Write one configuration of a dataset: its splits as JSON lines, and the note that names them."""
-    splits = {"train": 16, "validation": 8, "test": 8}
+    splits = {"train": 8, "validation": 8, "test": 8}
     folder.mkdir(parents=True)
     for seed, (split, size) in enumerate(splits.items()):
         lines = (json.dumps(row) for row in make(size, seed))
@@ -184,8 +186,8 @@ def _choices(stream: random.Random) -> tuple[str, dict[str, list[str]], int]:
 def _arc(n: int, seed: int) -> list[dict[str, Any]]:
     stream, rows = random.Random(seed), []
     for k in range(n):
-        thing, choices, gold = _choices(stream)
-        question = f"What colour is the {thing} in picture number {seed * 100 + k} ?"
+        subject, choices, gold = _choices(stream)
+        question = f"What colour is the {subject} in picture number {seed * 100 + k} ?"
         rows.append(
             {
                 "id": f"{seed}-{k}",
@@ -268,21 +270,21 @@ def _table(
 
 
 def _scores(folder: Path) -> None:
-    both = ("direct", "train_before_test")
-    _table(folder / "scores.csv", SCORED, both)
-    _table(folder / "ours.csv", SCORED[:6], both, seed=1)
-    _table(folder / "theirs.csv", SCORED[6:], both, seed=2)
-    _table(folder / "train_before_test_scores.csv", [*SCORED, *CHAT], both, seed=3)
+    protocols = ("direct", "train_before_test")
+    _table(folder / "scores.csv", SCORED, protocols)
+    _table(folder / "ours.csv", SCORED[:6], protocols, seed=1)
+    _table(folder / "theirs.csv", SCORED[6:], protocols, seed=2)
+    _table(folder / "train_before_test_scores.csv", [*SCORED, *CHAT], protocols, seed=3)
     steps = [f"run@{step}" for step in (1000, 2000, 4000, 8000, 16000, 32000)]
-    _table(folder / "checkpoints.csv", steps, both, seed=4)
+    _table(folder / "checkpoints.csv", steps, protocols, seed=4)
     groups = [f"mix{x}" for x in "ABCD"] + [f"s{k}" for k in range(1, 5)]
-    _table(folder / "groups.csv", [*SCORED, *groups, "run@1000", "run@2000"], both, seed=5)
-    _table(folder / "chat.csv", [*SCORED, *CHAT], both, seed=7)
+    _table(folder / "groups.csv", [*SCORED, *groups, "run@1000", "run@2000"], protocols, seed=5)
+    _table(folder / "chat.csv", [*SCORED, *CHAT], protocols, seed=7)
     with (folder / "chat.csv").open(
         "a", encoding="utf-8"
     ) as table:  # an ability that base models are not asked for
         table.writelines(
-            f"{p},{m},t_eval,{0.3 + 0.05 * k},0.01\n" for p in both for k, m in enumerate(CHAT)
+            f"{p},{m},t_eval,{0.3 + 0.05 * k},0.01\n" for p in protocols for k, m in enumerate(CHAT)
         )
     _table(folder / "adjusted.csv", SCORED, ("direct", "adjust@100", "adjust"), TASKS[:2], seed=6)
     _write(
@@ -295,25 +297,26 @@ def _scores(folder: Path) -> None:
         "model,series,tokens",
         [f"{m},run,{m.partition('@')[2]}e6" for m in steps],
     )
-    about = [
+    facts = [
         f"{m},{m.split('/')[0]},2023-{1 + k:02},{k + 1},{100 * k + 100},{('en', 'en+cn')[k % 2]}"
         for k, m in enumerate(SCORED)
     ]
-    _write(folder / "models.csv", "model,family,trained,params_b,tokens_b,language", about)
+    _write(folder / "models.csv", "model,family,trained,params_b,tokens_b,language", facts)
     results = folder / "training-on-the-test-task" / "notebooks" / "evaluations"
     for stage, name in (
         ("base", "pythia-70m-mmlu"),
         ("base", "pythia-70m-gsm8k"),
         ("e3/mmluaux", "pythia-70m-mmlu"),
     ):
-        found = (
+        matrices = (
             {"gsm8k": {"exact_match,flexible-extract": 0.1}}
             if "gsm" in name
             else {"mmlu_law": {"acc,none": 0.3}}
         )
         (results / stage).mkdir(parents=True, exist_ok=True)
-        (results / stage / f"{name}.json").write_text(json.dumps({"results": found}), "utf-8")
+        (results / stage / f"{name}.json").write_text(json.dumps({"results": matrices}), "utf-8")
     _import_scores(folder / "ours.csv", folder / "ours.db", "ours")
+    _import_scores(folder / "scores.csv", folder / "first.db", "first")
     _potentia(
         "export",
         str(folder / "ours.csv"),

@@ -1,18 +1,28 @@
-"""Hooks of the site (``mkdocs.yml``): pages read off the code, README as the front page, formulas as MathML.
+"""Build the site of the documentation: pages read off the code, README as the front page, formulas as MathML.
 
-Formulas are written ``$…$`` and ``$$…$$`` and become MathML when the site is built, so a page needs no script and no
-network to show them.
+python tools/docs_site.py              # into site/
+python tools/docs_site.py FOLDER
+
+Zensical reads ``mkdocs.yml`` but runs no hooks. So the pages are laid out in a folder of their own in front of the
+build. Formulas are written ``$…$`` and ``$$…$$`` and become MathML after it: a page needs no script and no network to
+show them.
 """
 
 from __future__ import annotations
 
 import html
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
+CONTRIBUTORS = "For contributors"
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
 LINKS = (
@@ -26,26 +36,41 @@ LINKS = (
 )
 
 
-def on_config(config: Any) -> Any:
-    """Give every page of docs/ a place: a new one stands among those for contributors."""
-    named = set(re.findall(r"[\w-]+\.md", str(config.nav)))
-    for page in sorted(Path(config.docs_dir).glob("*.md")):
-        if page.name not in named:
-            place = next(
-                part["For contributors"] for part in config.nav if "For contributors" in part
-            )
-            place.append(page.name)
-    return config
+def build_site(site: Path) -> None:
+    """Build the site into a folder; a broken link or anchor ends the build."""
+    with tempfile.TemporaryDirectory() as folder:
+        config_file = lay_out_pages(Path(folder))
+        zensical = Path(sys.executable).with_name("zensical")
+        command = [str(zensical), "build", "--strict", "--config-file", str(config_file)]
+        subprocess.run(command, check=True, cwd=folder)
+        shutil.copytree(Path(folder, "site"), site, dirs_exist_ok=True)
+    for page in sorted(site.rglob("*.html")):
+        text = page.read_text("utf-8")
+        page.write_text(FORMULA.sub(_set_formula, text), "utf-8")
 
 
-def on_files(files: Any, *, config: Any) -> Any:
-    """Add the pages that are not files of docs/."""
-    from mkdocs.structure.files import File
+def lay_out_pages(folder: Path) -> Path:
+    """Write every page of the site, those of docs/ and the made ones, and return the config that builds them."""
+    pages = folder / "pages"
+    shutil.copytree(ROOT / "docs", pages)
+    for name, text in make_pages().items():
+        (pages / name).write_text(text, "utf-8")
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    config["docs_dir"] = "pages"
+    config["site_dir"] = "site"
+    _name_every_page(config["nav"], pages)
+    config_file = folder / "mkdocs.yml"
+    config_file.write_text(yaml.safe_dump(config, allow_unicode=True, sort_keys=False), "utf-8")
+    return config_file
 
+
+def make_pages() -> dict[str, str]:
+    """Return the pages that are not files of docs/."""
     sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
-    from reference_pages import api_page, cli_page, examples_page
+    from python_reference import api_page
+    from reference_pages import cli_page, examples_page
 
-    made = {
+    return {
         "index.md": front_page((ROOT / "README.md").read_text("utf-8")),
         "changelog.md": front_page((ROOT / "CHANGELOG.md").read_text("utf-8")),
         "contributing.md": front_page((ROOT / "CONTRIBUTING.md").read_text("utf-8")),
@@ -53,9 +78,16 @@ def on_files(files: Any, *, config: Any) -> Any:
         "api.md": api_page(),
         "examples.md": examples_page(),
     }
-    for name, text in made.items():
-        files.append(File.generated(config, name, content=text))
-    return files
+
+
+def _name_every_page(navigation: list[dict[str, Any]], pages: Path) -> None:
+    """Give every page a place in the navigation: a new one stands among those for contributors."""
+    named_pages = set(re.findall(r"[\w-]+\.md", str(navigation)))
+    for part in navigation:
+        if CONTRIBUTORS in part:
+            part[CONTRIBUTORS] += [
+                page.name for page in sorted(pages.glob("*.md")) if page.name not in named_pages
+            ]
 
 
 def front_page(readme: str) -> str:
@@ -65,16 +97,27 @@ def front_page(readme: str) -> str:
     return readme
 
 
-def on_page_content(content: str, **_: Any) -> str:
-    """Set the formulas of a page."""
-    return FORMULA.sub(_set, content)
-
-
-def _set(found: re.Match[str]) -> str:
+def _set_formula(formula: re.Match[str]) -> str:
     from latex2mathml.converter import convert
 
-    block = found[2] == "["
-    written = convert(html.unescape(found[3]).strip(), display="block" if block else "inline")
-    if "\\" in written:
-        raise ValueError(f"a formula has a command that is not known: {found[3]}")
-    return f'<div class="formula">{written}</div>' if block else written
+    is_block = formula[2] == "["
+    display = "block" if is_block else "inline"
+    math = convert(html.unescape(formula[3]).strip(), display=display)
+    if "\\" in math:
+        raise ValueError(f"a formula has a command that is not known: {formula[3]}")
+    return f'<div class="formula">{math}</div>' if is_block else math
+
+
+def main() -> None:
+    """Build the site into the folder that is named, or into site/."""
+    site = ROOT / "site"
+    if len(sys.argv) > 1:
+        site = Path(sys.argv[1])
+    else:
+        shutil.rmtree(site, ignore_errors=True)  # pages of an earlier build
+    build_site(site)
+    print(f"== open {site / 'index.html'}")
+
+
+if __name__ == "__main__":
+    main()

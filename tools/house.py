@@ -3,9 +3,9 @@
 python tools/house.py            # prints them, with the chain and the modules by name
 python tools/house.py --check    # says whether every measure holds; part of `make lint`
 
-Checked: no cycle of rooms, and no room entered past its door. Printed only: how long the longest chain of imports is,
-and how many modules a run wakes. Lines, modules and depth are not limited: a module is as long as its idea needs, and
-dividing one must never cost more than leaving it whole.
+Checked: no cycle of rooms, nor of the packages inside a room, and no room entered past its door. Printed only: how
+long the longest chain of imports is, and how many modules a run wakes. Lines, modules and depth are not limited: a
+module is as long as its idea needs, and dividing one must never cost more than leaving it whole.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ EXCEPTIONS = {
 
 def modules() -> dict[str, Path]:
     """Return every module of the wheel by its name; a package by its ``__init__``."""
-    found = {}
+    path_by_module = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        path_by_module[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return path_by_module
 
 
 # --- imports ---------------------------------------------------------------------------------------------------------
 
 
 def imports(
-    name: str, path: Path, known: dict[str, Path], *, lazy: bool, through: bool = False
+    name: str, path: Path, path_by_module: dict[str, Path], *, lazy: bool, through: bool = False
 ) -> set[str]:
     """Return our modules that a module imports when it is loaded; with ``lazy`` also those inside its functions.
 
@@ -60,15 +60,16 @@ def imports(
     import name`` is the package where its ``__init__`` gives the name, else the module of that name; ``through`` looks
     behind the door, at the module that the name comes from.
     """
-    found: set[str] = set()
+    imported: set[str] = set()
 
     def visit(body: list[ast.stmt]) -> None:
         for node in body:
             if isinstance(node, ast.Import):
-                found.update(alias.name for alias in node.names if alias.name in known)
-            elif isinstance(node, ast.ImportFrom) and node.module in known:
-                found.update(
-                    _home(node.module, alias.name, known, through=through) for alias in node.names
+                imported.update(alias.name for alias in node.names if alias.name in path_by_module)
+            elif isinstance(node, ast.ImportFrom) and node.module in path_by_module:
+                imported.update(
+                    _home(node.module, alias.name, path_by_module, through=through)
+                    for alias in node.names
                 )
             elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
                 visit(node.orelse)
@@ -86,32 +87,34 @@ def imports(
             and isinstance(node.value, ast.Name)
             and node.value.id == "potentia"
         ):
-            found.update({f"potentia.{node.attr}"} & known.keys())
-    return found - {name}
+            imported.update({f"potentia.{node.attr}"} & path_by_module.keys())
+    return imported - {name}
 
 
-def _home(module: str, name: str, known: dict[str, Path], *, through: bool) -> str:
-    given = _given(known[module])
-    if name in given:
-        origin, original = given[name] or (module, name)
+def _home(module: str, name: str, path_by_module: dict[str, Path], *, through: bool) -> str:
+    defined_by = _given(path_by_module[module])
+    if name in defined_by:
+        origin, original = defined_by[name] or (module, name)
         return (
-            _home(origin, original, known, through=True)
-            if through and origin in known and origin != module
+            _home(origin, original, path_by_module, through=True)
+            if through and origin in path_by_module and origin != module
             else module
         )
-    return inner if (inner := f"{module}.{name}") in known else module
+    return inner if (inner := f"{module}.{name}") in path_by_module else module
 
 
 @cache
 def _given(path: Path) -> dict[str, tuple[str, str] | None]:
     """Return the names that a module imports, with where they come from, and those it defines."""
-    given: dict[str, tuple[str, str] | None] = {}
+    defined_by: dict[str, tuple[str, str] | None] = {}
     for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module:
-            given |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+            defined_by |= {
+                alias.asname or alias.name: (node.module, alias.name) for alias in node.names
+            }
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            given[node.name] = None
-    return given
+            defined_by[node.name] = None
+    return defined_by
 
 
 def longest_chain(*, lazy: bool = False) -> list[str]:
@@ -119,11 +122,11 @@ def longest_chain(*, lazy: bool = False) -> list[str]:
 
     Doors do not count: a name that comes through a room's ``__init__`` is an import of the module it is made in.
     """
-    known = modules()
-    rooms = {name for name, path in known.items() if path.name == "__init__.py"}
+    path_by_module = modules()
+    rooms = {name for name, path in path_by_module.items() if path.name == "__init__.py"}
     graph = {
-        name: imports(name, path, known, lazy=lazy, through=True) - rooms
-        for name, path in known.items()
+        name: imports(name, path, path_by_module, lazy=lazy, through=True) - rooms
+        for name, path in path_by_module.items()
         if name not in rooms
     }
     on_the_way: list[str] = []
@@ -131,7 +134,7 @@ def longest_chain(*, lazy: bool = False) -> list[str]:
     @cache
     def longest(name: str) -> list[str]:
         on_the_way.append(name)
-        ways = [longest(other) for other in sorted(graph[name]) if other not in on_the_way]
+        ways = [longest(imported) for imported in sorted(graph[name]) if imported not in on_the_way]
         on_the_way.pop()
         return [name, *max(ways, key=lambda way: len(way), default=[])]
 
@@ -144,49 +147,80 @@ def past_doors() -> list[str]:
     A room is a package right below ``potentia``; a package inside it is a door of its own (``engine.scoring``). The
     modules beside the rooms (scores, errors …) have no door.
     """
-    known = modules()
-    packages = {name for name, path in known.items() if path.name == "__init__.py"}
+    path_by_module = modules()
+    packages = {name for name, path in path_by_module.items() if path.name == "__init__.py"}
 
     def room(name: str) -> str:
         return ".".join(name.split(".")[:2])
 
-    told = []
-    for name, path in known.items():
-        for other in sorted(imports(name, path, known, lazy=True)):
+    violations = []
+    for name, path in path_by_module.items():
+        for imported in sorted(imports(name, path, path_by_module, lazy=True)):
             inside = (
-                other not in packages and room(other) != "potentia.values"
+                imported not in packages and room(imported) != "potentia.values"
             )  # values are entered by their modules
-            beyond = room(other) in packages and room(other) != room(name) and inside
-            if beyond and (room(name), room(other)) not in EXCEPTIONS:
-                told.append(f"{name} reaches past {room(other)} for {other}")
-    return told
+            beyond = room(imported) in packages and room(imported) != room(name) and inside
+            if beyond and (room(name), room(imported)) not in EXCEPTIONS:
+                violations.append(f"{name} reaches past {room(imported)} for {imported}")
+    return violations
 
 
 def room_cycles() -> list[str]:
-    """Return the rooms that reach each other, at load time or later, with an import that ties them."""
-    known = modules()
-    ways: dict[str, dict[str, str]] = {}
-    for name, path in known.items():
-        for other in imports(name, path, known, lazy=True) - {"potentia"}:
-            here, there = (part.split(".")[1] if "." in part else part for part in (name, other))
-            if here not in (there, "potentia"):
-                ways.setdefault(here, {}).setdefault(there, f"{name} → {other}")
+    """Return the rooms that reach each other, and the packages of a room that do, with an import that ties them."""
+    path_by_module = modules()
+    divided_rooms = {
+        name.split(".")[1]
+        for name, path in path_by_module.items()
+        if path.name == "__init__.py" and name.count(".") > 1
+    }
+    ways_between_rooms: Ways = {}
+    ways_inside: dict[str, Ways] = {room: {} for room in divided_rooms}
+    for name, path in path_by_module.items():
+        own_parts = name.split(".")
+        for imported in sorted(imports(name, path, path_by_module, lazy=True) - {"potentia"}):
+            other_parts = imported.split(".")
+            tie = f"{name} → {imported}"
+            if own_parts[:2] != other_parts[:2]:
+                own_room = own_parts[1] if len(own_parts) > 1 else own_parts[0]
+                if own_room != "potentia":
+                    _add_way(ways_between_rooms, own_room, other_parts[1], tie)
+            elif own_parts[1] in divided_rooms and len(own_parts) > 2 and len(other_parts) > 2:
+                own_package, other_package = (
+                    ".".join(parts[1:3]) for parts in (own_parts, other_parts)
+                )
+                if own_package != other_package:
+                    _add_way(ways_inside[own_parts[1]], own_package, other_package, tie)
+    cycles = _find_cycles(ways_between_rooms)
+    for ways in ways_inside.values():
+        cycles += _find_cycles(ways)
+    return cycles
+
+
+Ways = dict[str, dict[str, str]]  # from a room to those that it imports, each with an import
+
+
+def _add_way(ways: Ways, begin: str, end: str, tie: str) -> None:
+    ways.setdefault(begin, {}).setdefault(end, tie)
+
+
+def _find_cycles(ways: Ways) -> list[str]:
+    """Return the rooms that reach each other."""
 
     def reached(room: str) -> set[str]:
-        seen: set[str] = set()
+        visited: set[str] = set()
         todo = [room]
         while todo:
-            new = set(ways.get(todo.pop(), {})) - seen
-            seen |= new
+            new = set(ways.get(todo.pop(), {})) - visited
+            visited |= new
             todo += new
-        return seen
+        return visited
 
     reach = {room: reached(room) for room in ways}
     return [
-        f"{room} and {other} reach each other: {tie}"
+        f"{room} and {imported} reach each other: {tie}"
         for room, beyond in ways.items()
-        for other, tie in beyond.items()
-        if room in reach.get(other, ())
+        for imported, tie in beyond.items()
+        if room in reach.get(imported, ())
     ]
 
 
@@ -218,20 +252,22 @@ def _decisions(node: ast.AST) -> int:
 
 def mean_complexity() -> float:
     """Return the mean cyclomatic complexity of functions, methods and classes (these: of their methods), as radon."""
-    found: list[int] = []
+    complexities: list[int] = []
     for node in (
         node for path in modules().values() for node in ast.parse(path.read_text("utf-8")).body
     ):
         inside = node.body if isinstance(node, ast.ClassDef) else [node]
         methods = [
-            1 + sum(map(_decisions, one.body)) for one in inside if isinstance(one, _FUNCTION)
+            1 + sum(map(_decisions, function.body))
+            for function in inside
+            if isinstance(function, _FUNCTION)
         ]
-        found += methods
+        complexities += methods
         if isinstance(node, ast.ClassDef):
-            found.append(
+            complexities.append(
                 int((1 + sum(methods)) / len(methods)) + (len(methods) > 1) if methods else 1
             )
-    return sum(found) / len(found)
+    return sum(complexities) / len(complexities)
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------
@@ -276,8 +312,8 @@ def run_modules() -> list[str]:
     """
     from potentia import zoo
 
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
         models = zoo.write_model_folders(folder / "models", ["aster-71k", "birch-71k"])
         zoo.write_task_files(folder / "tasks")
         lines = [
@@ -332,12 +368,11 @@ def main() -> None:
         f"imports past another room's door: {len(reaching)}, beside {len(EXCEPTIONS)} pairs of rooms that may"
     )
     print("".join(f"  {line}\n" for line in reaching), end="")
-    found = run_modules()
-    rooms = Counter(name.split(".")[1] if "." in name else "potentia" for name in found)
-    outside = [name for name in found if not name.startswith("potentia.engine")]
-    print(
-        f"modules that a run executes: {len(found)}, of which {len(outside)} outside the engine ({MOST_RUN} asked)"
-    )
+    modules_of_a_run = run_modules()
+    rooms = Counter(name.split(".")[1] if "." in name else "potentia" for name in modules_of_a_run)
+    outside = [name for name in modules_of_a_run if not name.startswith("potentia.engine")]
+    counted = f"{len(modules_of_a_run)}, of which {len(outside)} outside the engine"
+    print(f"modules that a run executes: {counted} ({MOST_RUN} asked)")
     print("  " + ", ".join(f"{room} {count}" for room, count in sorted(rooms.items())))
     print("  " + ", ".join(name.removeprefix("potentia.") for name in outside))
 

@@ -1,6 +1,7 @@
 """The lowest versions that ``pyproject.toml`` allows, as constraints for pip: what ``make lowest`` installs and tries.
 
     python tools/lowest.py > constraints.txt
+    python tools/lowest.py run --newest torch    # where only one build of torch can be had
     pip install -c constraints.txt -e '.[run]'
 
 A bound is a promise: every package is taken at the version that its own line names, and what it needs in turn is
@@ -9,8 +10,8 @@ left to pip. A bound that no set of packages can meet ends in pip's own words.
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -36,8 +37,13 @@ def lowest_versions(extras: list[str]) -> dict[str, str]:
 
 def main() -> None:
     """Print the constraints of the extras that are named, of all where none is."""
-    for name, version in lowest_versions(sys.argv[1:]).items():
-        print(f"{name}=={version}")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("extras", nargs="*")
+    parser.add_argument("--newest", nargs="*", default=[], help="packages without a constraint")
+    arguments = parser.parse_args()
+    for name, version in lowest_versions(arguments.extras).items():
+        if name not in arguments.newest:
+            print(f"{name}=={version}")
 
 
 if __name__ == "__main__":

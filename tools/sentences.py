@@ -3,13 +3,15 @@
 python tools/sentences.py              # prints the table
 python tools/sentences.py analysis     # of one room
 
-A sentence is a text of three words or more in the code, apart from docstrings: headlines, notes, captions, errors,
-hints and help. What is filled in stands as ``…``.
+A sentence is a text of three words or more in the code: headlines, notes, captions, errors, hints and help, with the
+docstrings of commands, which ``--help`` prints, and the words of templates and scripts, which report and board show.
+What is filled in stands as ``…``.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +19,22 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "potentia"
 MIN_WORDS = 3
+COMMAND_DECORATORS = ("command", "callback")
+TEMPLATE_CODE = re.compile(r"{#.*?#}|{%.*?%}|<(script|style)\b.*?</\1>|<!--.*?-->", flags=re.DOTALL)
+TEMPLATE_GAP = re.compile(r"{{.*?}}", flags=re.DOTALL)
+TEMPLATE_TEXT = re.compile(r'(?:title|aria-label|alt|placeholder)="([^"]*)"|>([^<>]*)(?=<)')
+INLINE_TAG = re.compile(r"</?(?:a|b|code|em|i|kbd|small|strong)\b[^<>]*>")
+SCRIPT_TOKEN = re.compile(
+    r"/\*.*?\*/"  # a comment
+    r"|//[^\n]*"
+    # A pattern, which may hold quotes.
+    r"|(?:(?<=[(=>,:?&|!])|(?<=return))\s*/(?:[^/\\\n\[]|\\.|\[(?:[^\]\\\n]|\\.)*\])+/"
+    r"|'(?:[^'\\\n]|\\.)*'"
+    r'|"((?:[^"\\\n]|\\.)*)"'
+    r"|`((?:\$\{(?:[^{}`]|`[^`]*`|\{[^{}]*\})*\}|[^`\\]|\\.)*)`",
+    flags=re.DOTALL,
+)
+SCRIPT_GAP = re.compile(r"\$\{(?:[^{}]|\{[^{}]*\})*\}")
 
 
 @dataclass(frozen=True)
@@ -30,16 +48,56 @@ class Sentence:
 
 def collect_sentences(source: Path = SOURCE) -> list[Sentence]:
     """Return every sentence of the package, file by file."""
+    readers = {
+        ".py": _read_code,
+        ".html": _read_template,
+        ".js": _read_script,
+    }
     sentences = []
-    for path in sorted(source.rglob("*.py")):
+    for path in sorted(source.rglob("*")):
+        read_texts = readers.get(path.suffix)
+        if read_texts is None:
+            continue
         file = path.relative_to(source).as_posix()
-        tree = ast.parse(path.read_text("utf-8"))
-        docstrings = set(_find_docstrings(tree))
-        for node in _find_texts(tree):
-            text = _read_text(node)
-            if id(node) not in docstrings and _is_sentence(text):
-                sentences.append(Sentence(file, node.lineno, text))
+        for line, text in read_texts(path.read_text("utf-8")):
+            if _is_sentence(text):
+                sentences.append(Sentence(file, line, text))
     return sentences
+
+
+def _read_code(code: str) -> Iterator[tuple[int, str]]:
+    """Give the texts of Python code that a person can read while it runs, each with its line."""
+    tree = ast.parse(code)
+    docstrings = set(_find_docstrings(tree)) - set(_find_help(tree))
+    for node in _find_texts(tree):
+        if id(node) not in docstrings:
+            yield node.lineno, _read_text(node)
+
+
+def _read_template(template: str) -> Iterator[tuple[int, str]]:
+    """Give the words of a template: those between tags, in attributes, and those that its statements set."""
+    without_code = TEMPLATE_CODE.sub(_blank_but_texts, template)
+    plain = INLINE_TAG.sub("", TEMPLATE_GAP.sub("…", without_code))
+    for match in TEMPLATE_TEXT.finditer(f">{plain}<"):
+        yield plain.count("\n", 0, match.start()) + 1, match[1] or match[2] or ""
+
+
+def _blank_but_texts(code: re.Match[str]) -> str:
+    """Keep of a statement of a template the texts that it sets, and the lines that it takes."""
+    if not code[0].startswith("{% set"):
+        return "\n" * code[0].count("\n")
+    lines = []
+    for line in code[0].split("\n"):
+        texts = re.findall(r'"([^"]*)"', line)
+        lines.append("".join(f"<p>{text}</p>" for text in texts))
+    return "\n".join(lines)
+
+
+def _read_script(script: str) -> Iterator[tuple[int, str]]:
+    """Give the texts of a script."""
+    for match in SCRIPT_TOKEN.finditer(script):
+        text = SCRIPT_GAP.sub("…", match[1] or match[2] or "")
+        yield script.count("\n", 0, match.start()) + 1, text
 
 
 def _find_docstrings(tree: ast.AST) -> Iterator[int]:
@@ -47,6 +105,19 @@ def _find_docstrings(tree: ast.AST) -> Iterator[int]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield id(node.value)
+
+
+def _find_help(tree: ast.AST) -> Iterator[int]:
+    """Give the docstrings of commands, which ``--help`` prints."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and any(map(_makes_command, node.decorator_list)):
+            yield id(node.body[0].value)  # type: ignore[attr-defined]
+
+
+def _makes_command(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name in COMMAND_DECORATORS
 
 
 def _find_texts(tree: ast.AST) -> Iterator[ast.expr]:

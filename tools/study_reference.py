@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import types
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -38,25 +38,29 @@ def page() -> str:
     _collect(Study, "the study", records)
     by_hand = PAGE.read_text("utf-8").partition(MARK)[0]
     parts = [by_hand + MARK]
-    for record, place in records.items():
+    for record, heading in records.items():
         text = " ".join((record.__doc__ or "").split()).replace("``", "`")
-        parts.append(f"## {place[0].upper() + place[1:]}\n\n{text}\n\n{_table(record)}")
+        parts.append(f"## {heading[0].upper() + heading[1:]}\n\n{text}\n\n{_table(record)}")
     return "\n".join(parts)
 
 
-def _collect(record: type[BaseModel], place: str, found: dict[type[BaseModel], str]) -> None:
-    if record in found:
+def _collect(
+    record: type[BaseModel], heading: str, heading_by_record: dict[type[BaseModel], str]
+) -> None:
+    if record in heading_by_record:
         return
-    found[record] = place
+    heading_by_record[record] = heading
     for name, field in record.model_fields.items():
         for inner in _records(field.annotation):
-            _collect(inner, f"`{name}`", found)
+            _collect(inner, f"`{name}`", heading_by_record)
 
 
 def _records(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for arg in get_args(annotation) for found in _records(arg)]
+    return [
+        heading_by_record for arg in get_args(annotation) for heading_by_record in _records(arg)
+    ]
 
 
 def _table(record: type[BaseModel]) -> str:
@@ -95,7 +99,7 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
         return _kind(
             args[0], [*metadata, *(m for a in args[1:] for m in getattr(a, "metadata", [a]))]
         )
-    if origin in (types.UnionType,) or type(None) in args:
+    if origin in (types.UnionType, Union):
         return _kind(next(arg for arg in args if arg is not type(None)), metadata)
     if origin is Literal:
         return " or ".join(f"`{arg}`" for arg in args)
@@ -117,20 +121,20 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
 
 
 def _plural(words: str) -> str:
-    first, *rest = words.split(" ")
+    first, *other_words = words.split(" ")
     if first == "whole":
-        return " ".join(["whole numbers", *rest[1:]])
-    return " ".join([first if first == "text" else f"{first}s", *rest])
+        return " ".join(["whole numbers", *other_words[1:]])
+    return " ".join([first if first == "text" else f"{first}s", *other_words])
 
 
 def main() -> None:
     """Write the page, or check it."""
-    made = page()
+    page_text = page()
     if "--check" in sys.argv:
-        if not PAGE.exists() or PAGE.read_text("utf-8") != made:
+        if not PAGE.exists() or PAGE.read_text("utf-8") != page_text:
             sys.exit(f"{PAGE} is not up to date: python tools/study_reference.py")
         return
-    PAGE.write_text(made, "utf-8")
+    PAGE.write_text(page_text, "utf-8")
     print(PAGE)
 
 

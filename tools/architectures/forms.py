@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from many import Results, kept, options, run_all
+from architectures.page import FORMS_MARK
+from many import Results, options, read_results, run_all
 
-MARK = "## Forms of lanes\n"
 KINDS = [(dtype, static) for dtype in ("float32", "bfloat16") for static in (False, True)]
 
 
@@ -29,7 +29,8 @@ def try_forms(case: str) -> dict[str, Any]:
     from architectures.odd import ODD
     from architectures.tiny import build
     from architectures.tune import lanes
-    from potentia.engine.proof.training_check import check_lanes
+    from potentia.engine.proof.form_trial import TrialSettings
+    from potentia.engine.proof.training_check import choose_training_form
     from potentia.engine.training import LoraConfig
     from potentia.errors import PotentiaError
 
@@ -42,18 +43,23 @@ def try_forms(case: str) -> dict[str, Any]:
                 warnings.simplefilter("ignore")
                 model = (ODD[case]() if case in ODD else build(case)).to(getattr(torch, dtype))
                 lora = LoraConfig(r=4, alpha=8, dropout=0.0, targets=_targets(case))
-                specs = lanes(lora, int(model.get_input_embeddings().weight.shape[0]), 96)
-                found = check_lanes(model, lora, specs, static=static, limit=96).as_dict()
+                # some embeddings hold more than words
+                words = int(model.get_input_embeddings().weight.shape[0])
+                words = min(words, int(model.config.get_text_config().vocab_size))
+                specs = lanes(lora, words, 96)
+                settings = TrialSettings(lora, specs, limit=96)
+                form_check = choose_training_form(model, settings, may_pack=static)
+                facts = form_check.facts.to_dict()
         except PotentiaError as error:
-            found = {"refused": error.message}
+            facts = {"refused": error.message}
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"[:300]
-            found = (
-                {"refused": f"its own code fails: {told}"}
+            error_text = f"{type(error).__name__}: {error}"[:300]
+            facts = (
+                {"refused": f"its own code fails: {error_text}"}
                 if _fails_itself(model)
-                else {"crashed": told}
+                else {"crashed": error_text}
             )
-        row[f"{dtype} {'static' if static else 'plain'}"] = found
+        row[f"{dtype} {'static' if static else 'plain'}"] = facts
     row["seconds"] = round(time.monotonic() - began, 1)
     return row
 
@@ -69,21 +75,24 @@ def _fails_itself(model: Any) -> bool:
 
 
 def _targets(case: str) -> tuple[str, ...] | None:
-    return {
+    """Return the layers to adapt where a made-up model has others; None for PEFT's own of the architecture."""
+    named_layers = {
         "MLP in [s, b, h]": ("up_proj", "down_proj"),
         "a list of experts": ("experts.0", "experts.1"),
-    }.get(case)
+    }
+    return named_layers.get(case)
 
 
-def write_forms(results: Results, left: Sequence[str], versions: str) -> str:
+def write_forms(results: Results, cases_left: Sequence[str], versions: str) -> str:
     """Write the section of the page."""
     ratios = [r for row in results.values() for r in _ratios(row)]
     lines = [
-        MARK,
-        "`python -m architectures.forms` (with `PYTHONPATH=tools`): three lanes with random adapters beside each row "
-        "alone through the model's own code, in float32 and bfloat16, without and with static passes. *Off by*: the "
-        "distance of a lane's gradient, as a share of its size; in bfloat16 as a multiple of how far the model's own "
-        "bfloat16 gradients are from float32's. Forms that are not right are not taken.",
+        FORMS_MARK,
+        "`python -m architectures.forms` (with `PYTHONPATH=tools`): three lanes with random adapters on PEFT's own "
+        "layers of the architecture beside each row alone through the model's own code, in float32 and bfloat16, "
+        "without and with static passes. *Off by*: the distance of a lane's gradient, as a share of its size; in "
+        "bfloat16 as a multiple of how far the model's own bfloat16 gradients are from float32's. Forms that are not "
+        "right are not taken.",
         "",
         f"{len(results)} cases{f' with {versions}' if versions else ''}. "
         f"In bfloat16 the worst multiple is {max(ratios):.2f}, the median "
@@ -98,24 +107,38 @@ def write_forms(results: Results, left: Sequence[str], versions: str) -> str:
             reason = " ".join(str(plain.get("refused", plain.get("crashed"))).split())[:160]
             lines.append(f"| {case} | refused: {reason} | | | |")
             continue
-        off = max(entry["distance"]["lane"] for entry in (plain, static) if "distance" in entry)
+        off = max(_distances(entry)["gradients"]["lane"] for entry in (plain, static))
         times = ", ".join(f"{ratio:.2f}" for ratio in _ratios(row)) or "refused"
         lines.append(
-            f"| {case} | {plain['form']} | {static.get('form', 'refused')} | {off:.1e} | {times} |"
+            f"| {case} | {_form_words(plain)} | {_form_words(static)} | {off:.1e} | {times} |"
         )
-    if left:
-        lines += ["", f"Not run: {', '.join(left)}."]
+    if cases_left:
+        lines += ["", f"Not run: {', '.join(cases_left)}."]
     return "\n".join(lines) + "\n"
+
+
+def _form_words(entry: Mapping[str, Any]) -> str:
+    """Return the form that was taken, in words."""
+    from potentia.values.training_form import TrainingForm
+
+    return TrainingForm(entry["form"]).words if "form" in entry else "refused"
 
 
 def _ratios(row: Mapping[str, Any]) -> list[float]:
     entries = [row[f"bfloat16 {kind}"] for kind in ("plain", "static")]
-    both = [
-        (e["distance_in_few_bits"]["lane"], e["own_rounding"]["lane"])
-        for e in entries
-        if "own_rounding" in e
-    ]
-    return [ours / max(own, 1e-9) for ours, own in both]
+    ratios: list[float] = []
+    for entry in entries:
+        distances = _distances(entry)
+        if "reference_rounding" in distances:
+            rounding = distances["reference_rounding"]["lane"]
+            ratios.append(distances["gradients_in_16_bits"]["lane"] / max(rounding, 1e-9))
+    return ratios
+
+
+def _distances(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the distances that the check of a form recorded; none where the model was refused."""
+    distances: Mapping[str, Any] = entry.get("distances", {})
+    return distances
 
 
 def main() -> int:
@@ -131,16 +154,20 @@ def main() -> int:
         "--versions", default="", help="what the results were made with, for the page"
     )
     parser.add_argument("--write-only", action="store_true", help="run nothing")
-    given = parser.parse_args()
-    every, before = [*ODD, *cases()], kept(given.out)
-    wanted = given.cases or [case for case in every if case not in before]
-    results = before if given.write_only else run_all(try_forms, wanted, given, _told)
-    if given.page is not None:
+    arguments = parser.parse_args()
+    all_cases, before = [*ODD, *cases()], read_results(arguments.out)
+    wanted_cases = arguments.cases or [case for case in all_cases if case not in before]
+    results = (
+        before
+        if arguments.write_only
+        else run_all(try_forms, wanted_cases, arguments, _describe_row)
+    )
+    if arguments.page is not None:
         section = write_forms(
-            results, [case for case in every if case not in results], given.versions
+            results, [case for case in all_cases if case not in results], arguments.versions
         )
-        before = given.page.read_text().split(MARK)[0].rstrip()
-        given.page.write_text(before + "\n\n" + section)
+        before = arguments.page.read_text().split(FORMS_MARK)[0].rstrip()
+        arguments.page.write_text(before + "\n\n" + section)
     entries = [
         (case, entry)
         for case, row in results.items()
@@ -152,9 +179,9 @@ def main() -> int:
     return 1 if crashed else 0
 
 
-def _told(case: str, row: Mapping[str, Any]) -> str:
-    found = [row[f"{dtype} {'static' if static else 'plain'}"] for dtype, static in KINDS]
-    return f"{case}: {', '.join(str(entry.get('form', 'refused')) for entry in found)} ({row['seconds']} s)"
+def _describe_row(case: str, row: Mapping[str, Any]) -> str:
+    forms_of_row = [row[f"{dtype} {'static' if static else 'plain'}"] for dtype, static in KINDS]
+    return f"{case}: {', '.join(map(_form_words, forms_of_row))} ({row['seconds']} s)"
 
 
 if __name__ == "__main__":

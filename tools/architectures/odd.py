@@ -35,9 +35,9 @@ def sequence_first_mlp() -> Any:
 
 
 class _Transposed(nn.Module):
-    def __init__(self, own: Any) -> None:
+    def __init__(self, original: Any) -> None:
         super().__init__()
-        self.own = own
+        self.own = original
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.own(x.transpose(0, 1)).transpose(0, 1)
@@ -47,9 +47,9 @@ class _Transposed(nn.Module):
 class Experts(nn.Module):
     """A list of two experts, both of which see every token, in the order of their scores."""
 
-    def __init__(self, own: Any) -> None:
+    def __init__(self, original: Any) -> None:
         super().__init__()
-        width = own.gate_proj.in_features
+        width = original.gate_proj.in_features
         self.router = nn.Linear(width, 2, bias=False)
         self.experts = nn.ModuleList([nn.Linear(width, width, bias=False) for _ in range(2)])
 
@@ -78,10 +78,10 @@ def reading_head() -> Any:
     model = _made("llama")
     torch.manual_seed(2)
     model.bonus = nn.Embedding(model.config.vocab_size, model.config.vocab_size)
-    own = type(model).forward
+    original_forward = type(model).forward
 
     def forward(self: Any, input_ids: Tensor, **options: Any) -> Any:
-        out = own(self, input_ids=input_ids, **options)
+        out = original_forward(self, input_ids=input_ids, **options)
         out.logits = out.logits + 0.5 * self.bonus(input_ids)
         return out
 

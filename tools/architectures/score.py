@@ -15,6 +15,7 @@ from potentia.engine import LoadedModel
 from potentia.engine.models.checks import ModelChecks
 from potentia.engine.scoring import Scorer
 from potentia.values.requests import Continuation, Document, Generation
+from potentia.values.scoring_route import WritingRoute
 
 LONGEST = 400  # a model without a limit of its own is given one
 LIMIT = 96
@@ -54,7 +55,7 @@ def compare(loaded: LoadedModel) -> Scoring:
     )
     harness._rank = 1  # only rank 0 draws bars
     pairs = questions(loaded)
-    wanted = {
+    their_logprobs = {
         pair: value
         for pair, (value, _) in zip(
             pairs,
@@ -68,20 +69,26 @@ def compare(loaded: LoadedModel) -> Scoring:
         fresh = replace(loaded, checks=ModelChecks())
         scorer = Scorer(fresh)
         for call in order:
-            found = scorer.loglikelihood([Continuation(*pair) for pair in call])
+            likelihoods = scorer.loglikelihood([Continuation(*pair) for pair in call])
             worst = max(
                 worst,
-                *(_off(one.logprob, wanted[pair]) for one, pair in zip(found, call, strict=True)),
+                *(
+                    _off(ours_one.logprob, their_logprobs[pair])
+                    for ours_one, pair in zip(likelihoods, call, strict=True)
+                ),
             )
-        paths |= set(scorer.notes["rows_by_path"])
+        paths |= set(scorer.notes.rows_by_route)
     scorer = Scorer(replace(loaded, checks=ModelChecks()))
     documents = texts(loaded)
     rolled = scorer.rolling([Document(text) for text in documents])
     windows = harness.loglikelihood_rolling(
         _instances("loglikelihood_rolling", [(t,) for t in documents]), disable_tqdm=True
     )
-    rolling = max(_off(one.logprob, two) for one, two in zip(rolled, windows, strict=True))
-    same, asked = 0, 0
+    rolling = max(
+        _off(ours_one.logprob, theirs_one)
+        for ours_one, theirs_one in zip(rolled, windows, strict=True)
+    )
+    same, contexts_asked = 0, 0
     for stop in ((), ("e", "\n")):
         contexts = prompts(loaded)
         ours = scorer.generate([Generation(context, stop, NEW_TOKENS) for context in contexts])
@@ -90,10 +97,12 @@ def compare(loaded: LoadedModel) -> Scoring:
             _instances("generate_until", [(context, dict(settings)) for context in contexts]),
             disable_tqdm=True,
         )
-        same += sum(one == two for one, two in zip(ours, theirs, strict=True))
-        asked += len(contexts)
-    writing = "fast" if scorer.notes["writing"] == ["greedy loop"] else "own"
-    return Scoring("+".join(sorted(paths)), worst, rolling, writing, same, asked)
+        same += sum(
+            ours_one == theirs_one for ours_one, theirs_one in zip(ours, theirs, strict=True)
+        )
+        contexts_asked += len(contexts)
+    writing = "fast" if scorer.notes.writing == (WritingRoute.LOOP,) else "own"
+    return Scoring("+".join(sorted(paths)), worst, rolling, writing, same, contexts_asked)
 
 
 def _off(ours: float, theirs: float) -> float:
@@ -131,7 +140,7 @@ def orders(pairs: Sequence[Pair]) -> list[list[list[Pair]]]:
     """Arrange the pairs into calls: as they are, the other way round, shuffled, and first what branches nowhere."""
     shuffled = random.Random(2).sample(list(pairs), len(pairs))
     apart = [
-        pair for n, pair in enumerate(pairs) if pair[0] not in {other[0] for other in pairs[:n]}
+        pair for n, pair in enumerate(pairs) if pair[0] not in {earlier[0] for earlier in pairs[:n]}
     ]
     return [[list(pairs)], [list(pairs)[::-1]], [shuffled], [apart, list(pairs)]]
 
@@ -161,6 +170,6 @@ def _phrase(draw: random.Random, tokens: int, loaded: LoadedModel) -> str:
 
 def _instances(kind: str, arguments: Sequence[tuple[Any, ...]]) -> list[Instance]:
     return [
-        Instance(kind, {}, given, number, (f"task{number}", number, 1))
-        for number, given in enumerate(arguments)
+        Instance(kind, {}, instance_arguments, number, (f"task{number}", number, 1))
+        for number, instance_arguments in enumerate(arguments)
     ]

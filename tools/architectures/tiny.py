@@ -225,6 +225,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "falcon+alibi": {"alibi": True},
     "falcon+new": {"new_decoder_architecture": True, "num_kv_heads": 2},
     "falcon_h1+norm": {"mamba_rms_norm": True},
+    "gemma4_text+dense": {
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "global_head_dim": 16,
+    },
     "gemma4_text+moe": {
         "enable_moe_block": True,
         "num_experts": 4,
@@ -298,41 +305,43 @@ def cases() -> list[str]:
 def config(case: str) -> Any:
     """Make the tiny configuration of a case."""
     kind = case.partition("+")[0]
-    made: Callable[..., Any] = CONFIG_MAPPING[kind]
+    config_class: Callable[..., Any] = CONFIG_MAPPING[kind]
     special = {"vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     if kind in TOWERS:
-        text = _fit(made().text_config) | special | OWN.get(kind, {})
-        return made(
+        text = _fit(config_class().text_config) | special | OWN.get(kind, {})
+        return config_class(
             text_config=text,
             vision_config=TOWERS[kind],
             bos_token_id=0,
             eos_token_id=1,
             pad_token_id=2,
         )
-    own = OWN.get(kind, {}) | VARIANTS.get(case, {})
-    wanted = _fit(made()) | own
-    if "layers_block_type" in own:
-        wanted.pop("layer_types", None)
-    return made(**special, **{name: value for name, value in wanted.items() if value is not None})
+    overrides = OWN.get(kind, {}) | VARIANTS.get(case, {})
+    settings = _fit(config_class()) | overrides
+    if "layers_block_type" in overrides:
+        settings.pop("layer_types", None)
+    return config_class(
+        **special, **{name: value for name, value in settings.items() if value is not None}
+    )
 
 
 def _fit(default: Any) -> dict[str, Any]:
     """Choose small values for every size that a default config has."""
-    wanted = {
+    small_settings = {
         name: size
         for name, size in SIZES.items()
         if _value(default, name) is not None and _free(default, name)
     }
-    if "kv_lora_rank" in wanted and "num_key_value_heads" in wanted:
-        wanted["num_key_value_heads"] = wanted["num_attention_heads"]
+    if "kv_lora_rank" in small_settings and "num_key_value_heads" in small_settings:
+        small_settings["num_key_value_heads"] = small_settings["num_attention_heads"]
     kinds = list(dict.fromkeys(_value(default, "layer_types") or ()))
     if kinds and _free(default, "layer_types"):  # one layer of each kind, and two at least
         layers = max(2, len(kinds))
-        wanted |= {"layer_types": (kinds * 2)[:layers], "num_hidden_layers": layers}
+        small_settings |= {"layer_types": (kinds * 2)[:layers], "num_hidden_layers": layers}
     dense = list(dict.fromkeys(_value(default, "mlp_layer_types") or ()))
     if dense and _free(default, "mlp_layer_types"):
-        wanted["mlp_layer_types"] = (dense * 4)[: wanted["num_hidden_layers"]]
-    return wanted
+        small_settings["mlp_layer_types"] = (dense * 4)[: small_settings["num_hidden_layers"]]
+    return small_settings
 
 
 def _value(config: Any, name: str) -> Any:
@@ -343,8 +352,8 @@ def _value(config: Any, name: str) -> Any:
 
 
 def _free(config: Any, name: str) -> bool:
-    own = getattr(type(config), type(config).attribute_map.get(name, name), None)
-    return not (isinstance(own, property) and own.fset is None)
+    own_value = getattr(type(config), type(config).attribute_map.get(name, name), None)
+    return not (isinstance(own_value, property) and own_value.fset is None)
 
 
 def build(case: str, seed: int = 0) -> nn.Module:

@@ -30,10 +30,10 @@ def try_case(case: str) -> dict[str, Any]:
     except PotentiaError as error:
         row |= {"verdict": "refused", "reason": str(error)}
     except Exception as error:  # whatever it is, it belongs in the table
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         row |= {
             "verdict": "CRASH",
-            "reason": f"{type(error).__name__}: {error} ({Path(place.filename).name})",
+            "reason": f"{type(error).__name__}: {error} ({Path(frame.filename).name})",
         }
     row["seconds"] = round(time.monotonic() - began, 1)
     return row
@@ -52,19 +52,19 @@ def _tried(case: str, folder: Path) -> dict[str, Any]:
     row["reloaded"] = _same(built, loaded.model)
     if not row["reloaded"]:  # its own files do not hold it: then the model in memory
         loaded = LoadedModel.of(built, words())
-    found = score.compare(loaded)
+    comparison = score.compare(loaded)
     row |= {
-        "paths": found.paths,
-        "choice": found.choice,
-        "rolling": found.rolling,
-        "writing": found.writing,
-        "written": found.written,
-        "asked": found.asked,
+        "paths": comparison.paths,
+        "choice": comparison.choice,
+        "rolling": comparison.rolling,
+        "writing": comparison.writing,
+        "written": comparison.written,
+        "asked": comparison.asked,
     }
     right = (
-        found.choice <= EXACT_LIKELIHOOD
-        and found.rolling <= EXACT_LIKELIHOOD
-        and found.written == found.asked
+        comparison.choice <= EXACT_LIKELIHOOD
+        and comparison.rolling <= EXACT_LIKELIHOOD
+        and comparison.written == comparison.asked
     )
     for name, targets in (("default", None), ("all-linear", ("all-linear",))):
         tuned = tune.compare(loaded.model, targets, loaded.max_length)
@@ -82,7 +82,7 @@ def _tried(case: str, folder: Path) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _same(one: Any, other: Any) -> bool:
+def _same(first: Any, second: Any) -> bool:
     ids = torch.arange(10, 30)[None]
-    ours, theirs = (model(input_ids=ids, use_cache=False).logits for model in (one, other))
+    ours, theirs = (model(input_ids=ids, use_cache=False).logits for model in (first, second))
     return bool(torch.allclose(ours, theirs, atol=1e-4))

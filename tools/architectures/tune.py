@@ -30,9 +30,23 @@ EXACT_ADAPTER = 2e-3  # of its movement: Adam divides rounding by small gradient
 EXACT_LOGITS = 1e-4
 LAST_BIT = 1e-7  # of a float32 weight
 DRAWS = 3
-LANES = 4
-EXAMPLES, BATCH, EPOCHS = 12, 4, 2  # six steps
+EPOCHS = 2
 WORDS_FROM = 8  # below are special tokens
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much is tuned: lanes, their examples, and in which ways. Six steps in any case."""
+
+    lanes: int = 4
+    examples: int = 12
+    batch: int = 4
+    recomputed: tuple[bool, ...] = (False, True)
+
+
+FULL = Load()
+QUICK = Load(lanes=2, examples=6, batch=2)  # for tests, which try many models at every change
+QUICKEST = replace(QUICK, recomputed=(False,))
 
 
 @dataclass(frozen=True)
@@ -62,25 +76,27 @@ class Tuning:
         )
 
 
-def compare(model: nn.Module, targets: tuple[str, ...] | None, positions: int) -> Tuning:
+def compare(
+    model: nn.Module, targets: tuple[str, ...] | None, positions: int, load: Load = FULL
+) -> Tuning:
     """Compare on data drawn anew where it is not exact, up to three times: what is wrong is wrong each time.
 
     A router decides near ties by rounding, which differs between two ways of computing the same; one token that goes
     to another expert is seen in the adapter. Where it is never exact, PEFT's own noise is the measure: a small model
     with many norms may be so sensitive that two roundings part ways within six steps.
     """
-    tunings = [_compare(model, targets, positions, 0)]
+    tunings = [_compare(model, targets, positions, load, 0)]
     while len(tunings) < DRAWS and not tunings[-1].exact:
-        tunings.append(_compare(model, targets, positions, len(tunings)))
+        tunings.append(_compare(model, targets, positions, load, len(tunings)))
     closest = min(tunings, key=lambda tuning: max(tuning.plain, tuning.recomputed))
     if closest.exact:
         return closest
-    own_noise = measure_own_noise(model, targets, positions, tunings.index(closest))
+    own_noise = measure_own_noise(model, targets, positions, load, tunings.index(closest))
     return replace(closest, own_noise=own_noise)
 
 
 def measure_own_noise(
-    model: nn.Module, targets: tuple[str, ...] | None, positions: int, draw: int
+    model: nn.Module, targets: tuple[str, ...] | None, positions: int, load: Load, draw: int
 ) -> float:
     """Return how far PEFT's adapters are from PEFT's on weights that were moved by their last bit."""
     lora = LoraConfig(r=4, alpha=8, dropout=0.0, targets=targets)
@@ -93,8 +109,8 @@ def measure_own_noise(
             weight.mul_(1 + LAST_BIT * noise)
     distances: list[float] = []
     with LaneTrainer(copy.deepcopy(model)) as trainer:
-        bank = trainer.bank(lora, 1)
-        for spec in lanes(lora, words, positions, draw):
+        bank = trainer.install_bank(lora, 1)
+        for spec in lanes(lora, words, positions, load, draw):
             start = bank.peft_state(bank.fresh_row(spec.seed))
             adapter = by_peft(copy.deepcopy(model), spec, start, bank)
             moved_adapter = by_peft(copy.deepcopy(moved_model), spec, start, bank)
@@ -103,52 +119,57 @@ def measure_own_noise(
 
 
 def _compare(
-    model: nn.Module, targets: tuple[str, ...] | None, positions: int, draw: int
+    model: nn.Module, targets: tuple[str, ...] | None, positions: int, load: Load, draw: int
 ) -> Tuning:
-    """Tune four lanes, with and without recomputation, and the same four by PEFT, one after the other."""
+    """Tune lanes, with and without recomputation, and the same by PEFT, one after the other."""
     lora = LoraConfig(r=4, alpha=8, dropout=0.0, targets=targets)
     words = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-    specs = lanes(lora, words, positions, draw)
+    specs = lanes(lora, words, positions, load, draw)
     bare = copy.deepcopy(model)
     try:
         with LaneTrainer(copy.deepcopy(model)) as trainer:
-            bank = trainer.bank(lora, 1)
+            bank = trainer.install_bank(lora, 1)
             starts = {spec.key: bank.peft_state(bank.fresh_row(spec.seed)) for spec in specs}
-            layers, names = len(bank.sites), list(bank.targets)
+            layers, names = len({site.name for site in bank.sites}), list(bank.targets)
     except TuningError as error:
         return Tuning(_shown(targets), 0, 0, 0, 0, 0, refused=str(error))
-    wanted = {
+    their_gradients = {
         spec.key: by_peft(copy.deepcopy(bare), spec, starts[spec.key], bank) for spec in specs
     }
     apart: list[float] = []
     saved = effect = 0.0
-    for recompute in (False, True):
+    for recompute in load.recomputed:
         mine = copy.deepcopy(bare)
         with LaneTrainer(mine, recompute=recompute) as trainer:
             results = trainer.train(specs)
             failed = [result for result in results.values() if result.status != "done"]
             if failed:
-                raise TuningError(f"a lane failed: {failed[0].reason}")
+                raise TuningError(f"a fine-tuning failed: {failed[0].reason}")
             states = {spec.key: trainer.adapter_state(spec.key) for spec in specs}
             apart.append(
-                max(adapter_distance(states[key], wanted[key], starts[key]) for key in wanted)
+                max(
+                    adapter_distance(states[key], their_gradients[key], starts[key])
+                    for key in their_gradients
+                )
             )
             if not recompute:
                 saved, effect = read_back(trainer, specs[0].key, mine, bare)
-    return Tuning(", ".join(names), layers, apart[0], apart[1], saved, effect)
+    return Tuning(", ".join(names), layers, apart[0], apart[-1], saved, effect)
 
 
-def lanes(lora: LoraConfig, vocabulary: int, positions: int, draw: int = 0) -> list[LaneSpec]:
-    """Make four lanes with their own data, rates and seeds; texts of two tokens up to past any window."""
+def lanes(
+    lora: LoraConfig, vocabulary: int, positions: int, load: Load = FULL, draw: int = 0
+) -> list[LaneSpec]:
+    """Make lanes with their own data, rates and seeds; texts of two tokens up to past any window."""
     specs = []
-    for number in range(LANES):
+    for number in range(load.lanes):
         stream = np.random.default_rng([draw, number])
-        lengths = stream.integers(2, min(40, positions), EXAMPLES)
+        lengths = stream.integers(2, min(40, positions), load.examples)
         ids = [stream.integers(WORDS_FROM, vocabulary, length).tolist() for length in lengths]
         prompts = [int(stream.integers(1, length)) for length in lengths]
         schedule = Schedule(
             epochs=EPOCHS,
-            batch=BATCH,
+            batch=load.batch,
             learning_rate=1e-3 * (1 + number),
             loss="completion" if number % 2 else "text",
         )

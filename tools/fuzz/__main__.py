@@ -31,7 +31,7 @@ BAD = ("crash", "hang", "outside")
 
 
 def fuzz(
-    inputs: int, *, seed: int, only: list[str], first: int = 0, root: Path, every: int = 2000
+    inputs: int, *, seed: int, only: list[str], first: int = 0, root: Path, report_every: int = 2000
 ) -> tuple[Counter[tuple[str, str]], dict[str, str]]:
     """Return how the inputs ended, and the first of every kind of trouble."""
     watch = Watch(root, Path.home() / ".cache")
@@ -46,16 +46,16 @@ def fuzz(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         os.chdir(folder)
-        ended, about = watch.judge(TARGETS[name](stream, folder))
+        ended, description = watch.judge(TARGETS[name](stream, folder))
         counts[name, ended] += 1
         if ended in BAD:
-            label = f"{name}: {ended}: {about}"
+            label = f"{name}: {ended}: {description}"
             if label not in kinds:
                 kinds[label] = f"--seed {seed} --first {number} --inputs 1" + "".join(
                     f" --only {n}" for n in only
                 )
                 print(f"{label}\n    again: {kinds[label]}", flush=True)
-        if (number - first + 1) % every == 0:
+        if (number - first + 1) % report_every == 0:
             print(
                 f"{number - first + 1:,} inputs in {time.monotonic() - began:,.0f} s, {len(kinds)} kinds of trouble",
                 flush=True,
@@ -72,13 +72,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--only", action="append", choices=list(TARGETS), default=[])
-    given = parser.parse_args()
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(prefix="potentia-fuzz-") as temporary:
         root = Path(temporary).resolve()
         os.environ["POTENTIA_CACHE"] = str(root / "cache")
         counts, kinds = fuzz(
-            given.inputs, seed=given.seed, only=given.only, first=given.first, root=root
+            options.inputs, seed=options.seed, only=options.only, first=options.first, root=root
         )
         os.chdir("/")
     outcomes = ("taken", "refused", *BAD)

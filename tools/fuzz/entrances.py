@@ -75,98 +75,102 @@ def write_rows(file: Path) -> Path:
     return file
 
 
-def study_of(given: HostileInput) -> dict[str, Any]:
+def study_of(hostile_input: HostileInput) -> dict[str, Any]:
     """Return a study in which the hostile file is the task, the model or the adapter."""
-    model: dict[str, Any] = {"name": "m", "path": str(given.base)}
-    questions = given.folder / "questions.jsonl"
+    model: dict[str, Any] = {"name": "m", "path": str(hostile_input.base)}
+    questions = hostile_input.folder / "questions.jsonl"
     rows = []
     for number in range(20):
         question = f"Which is {number}?"
         rows.append({"question": question, "choices": ["a", "b"], "answer": number % 2})
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     task: Any = {"name": "t", "file": str(questions)}
-    if given.kind is FileKind.DEFINITION:
-        task = str(given.path)
-    elif given.kind is FileKind.DATA:
-        task = {"name": "t", "file": str(given.path)}
-    elif given.kind is FileKind.MODEL:
-        model["path"] = str(given.path)
-    elif given.kind is FileKind.ADAPTER:
-        model["adapter"] = str(given.path)
+    if hostile_input.kind is FileKind.DEFINITION:
+        task = str(hostile_input.path)
+    elif hostile_input.kind is FileKind.DATA:
+        task = {"name": "t", "file": str(hostile_input.path)}
+    elif hostile_input.kind is FileKind.MODEL:
+        model["path"] = str(hostile_input.path)
+    elif hostile_input.kind is FileKind.ADAPTER:
+        model["adapter"] = str(hostile_input.path)
     return {
         "name": "hostile",
         "models": [model],
         "tasks": [task],
         "protocols": ["direct"],
         "caps": {"test": 20},
-        "chat": "always" if given.kind is FileKind.MODEL else "never",
+        "chat": "always" if hostile_input.kind is FileKind.MODEL else "never",
         "device": "cpu",
-        "store": str(given.folder / "study.db"),
+        "store": str(hostile_input.folder / "study.db"),
     }
 
 
-def write_study(given: HostileInput) -> Path:
+def write_study(hostile_input: HostileInput) -> Path:
     """Write that study as a file."""
-    file = given.folder / "study.yaml"
-    file.write_text(json.dumps(study_of(given)))  # JSON is YAML
+    file = hostile_input.folder / "study.yaml"
+    file.write_text(json.dumps(study_of(hostile_input)))  # JSON is YAML
     return file
 
 
 # --- the entrances ---------------------------------------------------------------------------------------------------
 
 
-def _run(given: HostileInput) -> None:
-    run_command("run", write_study(given), "--workers", 1)
+def _run(hostile_input: HostileInput) -> None:
+    run_command("run", write_study(hostile_input), "--workers", 1)
 
 
-def _plan(given: HostileInput) -> None:
-    run_command("run", write_study(given), "--dry-run")
+def _plan(hostile_input: HostileInput) -> None:
+    run_command("run", write_study(hostile_input), "--dry-run")
 
 
-def _tasks_show(given: HostileInput) -> None:
-    run_command("tasks", given.path)
+def _tasks_show(hostile_input: HostileInput) -> None:
+    run_command("tasks", hostile_input.path)
 
 
-def _predict(given: HostileInput) -> None:
-    adapter = given.adapter
-    rows = given.path if given.kind is FileKind.DATA else write_rows(given.folder / "rows.jsonl")
-    options: list[object] = ["--device", "cpu", "-o", given.folder / "predicted.csv"]
-    if given.kind is FileKind.ADAPTER:
-        adapter = given.path
-    if given.kind is FileKind.MODEL:
-        options += ["--base", given.path]
+def _predict(hostile_input: HostileInput) -> None:
+    adapter = hostile_input.adapter
+    rows = (
+        hostile_input.path
+        if hostile_input.kind is FileKind.DATA
+        else write_rows(hostile_input.folder / "rows.jsonl")
+    )
+    options: list[object] = ["--device", "cpu", "-o", hostile_input.folder / "predicted.csv"]
+    if hostile_input.kind is FileKind.ADAPTER:
+        adapter = hostile_input.path
+    if hostile_input.kind is FileKind.MODEL:
+        options += ["--base", hostile_input.path]
     run_command("predict", adapter, rows, *options)
 
 
-def _merge(given: HostileInput) -> None:
-    options: list[object] = ["-o", given.folder / "merged"]
-    adapter = given.path
-    if given.kind is FileKind.MODEL:
-        adapter = given.adapter
-        options += ["--base", given.path]
+def _merge(hostile_input: HostileInput) -> None:
+    options: list[object] = ["-o", hostile_input.folder / "merged"]
+    adapter = hostile_input.path
+    if hostile_input.kind is FileKind.MODEL:
+        adapter = hostile_input.adapter
+        options += ["--base", hostile_input.path]
     run_command("adapters", "export", "--merge", adapter, *options)
 
 
-def _models_check(given: HostileInput) -> None:
-    run_command("doctor", given.path, "--device", "cpu")
+def _models_check(hostile_input: HostileInput) -> None:
+    run_command("doctor", hostile_input.path, "--device", "cpu")
 
 
-def _import(given: HostileInput) -> None:
-    run_command("export", given.path, "-o", given.folder / "new.db")
+def _import(hostile_input: HostileInput) -> None:
+    run_command("export", hostile_input.path, "-o", hostile_input.folder / "new.db")
 
 
-def _report(given: HostileInput) -> None:
-    run_command("report", given.path, "-o", given.folder / "report.html")
+def _report(hostile_input: HostileInput) -> None:
+    run_command("report", hostile_input.path, "-o", hostile_input.folder / "report.html")
 
 
-def _board(given: HostileInput) -> None:
+def _board(hostile_input: HostileInput) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     from starlette.testclient import TestClient
 
     from potentia.show.board.app import create_app
 
-    app = create_app(str(given.path), executor=ThreadPoolExecutor(1))
+    app = create_app(str(hostile_input.path), executor=ThreadPoolExecutor(1))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         listed = client.get("/api/studies")
         pages = ["/"]
@@ -184,14 +188,14 @@ def _study_keys(listed: Any) -> list[str]:
     return [str(key) for key in keys if key][:3]
 
 
-def _notebook(given: HostileInput) -> None:
+def _notebook(hostile_input: HostileInput) -> None:
     import potentia
 
-    if given.kind in (FileKind.TABLE, FileKind.STORE):
-        evidence = potentia.read(str(given.path))
-        evidence.frame()
+    if hostile_input.kind in (FileKind.TABLE, FileKind.STORE):
+        evidence = potentia.read(str(hostile_input.path))
+        evidence.to_frame()
         return
-    result = potentia.evaluate(write_study(given))
+    result = potentia.evaluate(write_study(hostile_input))
     if result.run.failed:
         raise CommandRefused("; ".join(result.run.reasons))
     assert result._repr_html_()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -59,27 +60,27 @@ def judge(case: HostileCase, entrance: Entrance, workshop: Workshop) -> Outcome:
     workshop.folder.mkdir()
     outside.mkdir()
     path = case.make(workshop)
-    given = HostileInput(case.kind, path, workshop.folder, workshop.base, workshop.adapter)
-    said = root / "said.txt"
-    said.write_bytes(b"")
+    hostile_input = HostileInput(case.kind, path, workshop.folder, workshop.base, workshop.adapter)
+    output_file = root / "said.txt"
+    output_file.write_bytes(b"")
     process = os.fork()
     if process == 0:
-        _enter(entrance, given, said)
-    return _await(process, said, workshop.mark, outside)
+        _enter(entrance, hostile_input, output_file)
+    return _await(process, output_file, workshop.mark, outside)
 
 
-def _enter(entrance: Entrance, given: HostileInput, said: Path) -> None:
+def _enter(entrance: Entrance, hostile_input: HostileInput, output_file: Path) -> None:
     """Enter in this fork, with all that is printed going to a file; never returns."""
     os.setsid()
-    os.chdir(given.folder)
-    output = os.open(said, os.O_WRONLY | os.O_APPEND)
+    os.chdir(hostile_input.folder)
+    output = os.open(output_file, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     from potentia.errors import PotentiaError
 
     code = 3
     try:
-        entrance.enter(given)
+        entrance.enter(hostile_input)
         code = 0
     except (CommandRefused, PotentiaError) as error:
         print(error, flush=True)
@@ -91,7 +92,7 @@ def _enter(entrance: Entrance, given: HostileInput, said: Path) -> None:
         os._exit(code)
 
 
-def _await(process: int, said: Path, mark: Path, outside: Path) -> Outcome:
+def _await(process: int, output_file: Path, mark: Path, outside: Path) -> Outcome:
     """Wait for a fork, end it where it takes too long, and judge what it did."""
     began = time.monotonic()
     ended, status, usage = os.wait4(process, os.WNOHANG)
@@ -105,7 +106,7 @@ def _await(process: int, said: Path, mark: Path, outside: Path) -> Outcome:
         _, status, usage = os.wait4(process, 0)
     seconds = usage.ru_utime + usage.ru_stime
     largest = usage.ru_maxrss * 1024
-    words = said.read_text("utf-8", "replace")
+    words = output_file.read_text("utf-8", "replace")
     end = "refused" if os.waitstatus_to_exitcode(status) == 1 else "taken"
     if "Traceback (most recent" in words or os.waitstatus_to_exitcode(status) not in (0, 1):
         end = "crash"
@@ -141,10 +142,14 @@ def prepare_workshop(root: Path) -> Workshop:
 
 def import_everything() -> None:
     """Import what the entrances import, so that forks need not."""
+    import datasets.load
+    import lm_eval.api.task
     import peft
     import pyarrow.parquet
     import starlette.testclient
+    from transformers.models.llama import modeling_llama
 
+    import potentia.api
     import potentia.cli.app
     import potentia.engine
     import potentia.engine.scoring
@@ -154,8 +159,11 @@ def import_everything() -> None:
     import potentia.show
     import potentia.show.board.app
     import potentia.tasks
+    from potentia.extensions import ExtensionKind, load_extensions
 
-    assert all((peft, pyarrow, potentia, starlette))
+    for kind in ExtensionKind:
+        load_extensions(kind)
+    assert all((datasets, lm_eval, modeling_llama, peft, pyarrow, potentia, starlette))
 
 
 def choose_entrances(
@@ -174,7 +182,11 @@ def print_table(counts: Counter[tuple[str, str]], largest: dict[str, tuple[float
     print(f"{'most s':>10}{'most GB':>10}")
     for name in [*(entrance.name for entrance in ENTRANCES), "all"]:
         row = [
-            sum(n for (where, e), n in counts.items() if e == end and name in (where, "all"))
+            sum(
+                n
+                for (entrance_name, e), n in counts.items()
+                if e == end and name in (entrance_name, "all")
+            )
             for end in OUTCOMES
         ]
         seconds, size = largest.get(name, (0.0, 0))
@@ -190,7 +202,9 @@ def parse_arguments() -> argparse.Namespace:
     names = [entrance.name for entrance in ENTRANCES]
     parser.add_argument("--every", type=int, default=1, help="only every so many-th file")
     parser.add_argument("--from", dest="first", type=int, default=0, help="how many to pass over")
-    parser.add_argument("--only", default="", help="files whose name holds this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="files whose name holds one of these"
+    )
     parser.add_argument("--entrance", action="append", default=[], choices=names)
     parser.add_argument("--harmless", action="store_true", help="files that must be taken")
     parser.add_argument("--rotate", action="store_true", help="each file through one entrance")
@@ -199,10 +213,12 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Send them through, print what must not happen, and a table by entrance."""
-    asked = parse_arguments()
+    arguments = parse_arguments()
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     import_everything()
+    gc.collect()
+    gc.freeze()  # a fork that collects garbage would copy the memory of all libraries
     counts: Counter[tuple[str, str]] = Counter()
     largest: dict[str, tuple[float, int]] = {}
     files = 0
@@ -210,26 +226,27 @@ def main() -> int:
         root = Path(temporary)
         os.environ |= {"HF_DATASETS_CACHE": str(root / "cache")}
         workshop = prepare_workshop(root)
-        cases = list(harmless_cases() if asked.harmless else all_cases())
-        for number, case in enumerate(cases[asked.first :: asked.every]):
-            if asked.only not in case.name:
+        cases = list(harmless_cases() if arguments.harmless else all_cases())
+        for number, case in enumerate(cases[arguments.first :: arguments.every]):
+            if not any(words in case.name for words in arguments.only):
                 continue
             files += 1
-            for entrance in choose_entrances(case, number, asked.entrance, asked.rotate):
+            for entrance in choose_entrances(case, number, arguments.entrance, arguments.rotate):
                 outcome = judge(case, entrance, workshop)
                 counts[entrance.name, outcome.end] += 1
                 for name in (entrance.name, "all"):
                     seconds, size = largest.get(name, (0.0, 0))
                     largest[name] = max(seconds, outcome.seconds), max(size, outcome.bytes)
-                if outcome.is_bad or (asked.harmless and outcome.end != "taken"):
+                if outcome.is_bad or (arguments.harmless and outcome.end != "taken"):
                     print(
                         f"{case.name} at {entrance.name}: {outcome.end}, {outcome.seconds:.1f} s, ",
                         end="",
                     )
                     print(f"{outcome.bytes / 1e9:.2f} GB: {outcome.words}", flush=True)
-    print(f"{files} {'harmless' if asked.harmless else 'hostile'} files")
+    gc.unfreeze()  # libraries print what leaked otherwise
+    print(f"{files} {'harmless' if arguments.harmless else 'hostile'} files")
     print_table(counts, largest)
-    good = ("taken",) if asked.harmless else ("taken", "refused")
+    good = ("taken",) if arguments.harmless else ("taken", "refused")
     return int(any(end not in good for _, end in counts))
 
 

@@ -180,18 +180,16 @@ def definition_case(name: str, keys: str, *, in_group: bool = False) -> HostileC
 
     def make(workshop: Workshop) -> Path:
         _write_neighbours(workshop, with_gzip_bomb="bomb.gz" in keys)
-        own = _fill(keys, workshop)
-        own_names = {line.partition(":")[0] for line in own.splitlines()}
+        own_keys = _fill(keys, workshop)
+        own_names = {line.partition(":")[0] for line in own_keys.splitlines()}
         body = []
         for line in _fill(DEFINITION_BODY, workshop).splitlines():
             if line.partition(":")[0] not in own_names:
                 body.append(line)
-        text = "\n".join([*body, own]) + "\n"
+        text = "\n".join([*body, own_keys]) + "\n"
         if in_group:
             inner = "\n".join(f"    {line}" for line in body if not line.startswith("task:"))
-            text = (
-                f"group: both\n{own}\ntask:\n  - task: mine\n    process_results: null\n{inner}\n"
-            )
+            text = f"group: both\n{own_keys}\ntask:\n  - task: mine\n    process_results: null\n{inner}\n"
         file = workshop.folder / "own.yaml"
         file.write_text(text)
         return file
@@ -236,17 +234,19 @@ def definition_cases() -> Iterator[HostileCase]:
         yield definition_case(f"template {number} as doc_to_text", f'doc_to_text: "{bomb}"')
     for number, key in itertools.product(range(0, len(TEMPLATE_BOMBS), 4), TEMPLATE_KEYS):
         yield definition_case(f"template {number} as {key}", f'{key}: "{TEMPLATE_BOMBS[number]}"')
-    for number, (place, function) in enumerate(itertools.product(FUNCTION_PLACES, FUNCTIONS)):
-        keys = place.replace("FUNCTION", f"!function {function}")
+    for number, (function_place, function) in enumerate(
+        itertools.product(FUNCTION_PLACES, FUNCTIONS)
+    ):
+        keys = function_place.replace("FUNCTION", f"!function {function}")
         yield definition_case(f"function {number}", keys)
     for number, keys in enumerate(OTHER_KEYS):
         yield definition_case(f"definition {number}", keys)
     for number, keys in enumerate(OTHER_KEYS[:4]):
         yield definition_case(f"group {number}", keys, in_group=True)
-    for number, (place, function) in enumerate(
+    for number, (function_place, function) in enumerate(
         itertools.product(FUNCTION_PLACES[:6], FUNCTIONS[:2])
     ):
-        keys = place.replace("FUNCTION", f"!function {function}")
+        keys = function_place.replace("FUNCTION", f"!function {function}")
         yield definition_case(f"function in a group {number}", keys, in_group=True)
     for number, text in enumerate(MADE_OF_STOCK):
         yield stock_case(f"made of stock {number}", text)
@@ -270,31 +270,31 @@ CONTENTS: dict[str, Callable[[Workshop], bytes]] = {
 }
 
 
-def content_case(kind: FileKind, what: str, suffix: str) -> HostileCase:
+def content_case(kind: FileKind, content: str, suffix: str) -> HostileCase:
     """Return a file of hostile bytes."""
 
     def make(workshop: Workshop) -> Path:
         file = workshop.folder / f"own.{suffix}"
-        file.write_bytes(CONTENTS[what](workshop))
+        file.write_bytes(CONTENTS[content](workshop))
         return file
 
-    return HostileCase(f"{what}.{suffix} as {kind}", kind, make)
+    return HostileCase(f"{content}.{suffix} as {kind}", kind, make)
 
 
-def special_case(kind: FileKind, what: str, suffix: str) -> HostileCase:
+def special_case(kind: FileKind, special: str, suffix: str) -> HostileCase:
     """Return something that is no plain file: a pipe, a device, a link to itself."""
 
     def make(workshop: Workshop) -> Path:
         file = workshop.folder / f"own.{suffix}"
-        if what == "pipe":
+        if special == "pipe":
             os.mkfifo(file)
-        elif what == "zero":
+        elif special == "zero":
             file.symlink_to("/dev/zero")
         else:
             file.symlink_to(file)
         return file
 
-    return HostileCase(f"{what}.{suffix} as {kind}", kind, make)
+    return HostileCase(f"{special}.{suffix} as {kind}", kind, make)
 
 
 def parquet_case(
@@ -335,12 +335,12 @@ COLUMNS = {FileKind.DATA: "text", FileKind.TABLE: "model benchmark score"}
 
 def file_cases(kind: FileKind) -> Iterator[HostileCase]:
     """Give hostile data, or hostile score tables."""
-    for suffix, what in itertools.product(("jsonl", "json", "csv"), CONTENTS):
-        yield content_case(kind, what, suffix)
-    for suffix, what in itertools.product(
+    for suffix, content in itertools.product(("jsonl", "json", "csv"), CONTENTS):
+        yield content_case(kind, content, suffix)
+    for suffix, content in itertools.product(
         ("jsonl", "csv", "parquet", "yaml"), ("pipe", "zero", "loop")
     ):
-        yield special_case(kind, what, suffix)
+        yield special_case(kind, content, suffix)
     for typed, (rows, size) in itertools.product((False, True), PARQUET_SIZES):
         table = _repeated_text(COLUMNS[kind], rows, size)
         yield parquet_case(kind, f"{rows} × {size} typed {typed}", table, typed=typed)
@@ -376,8 +376,8 @@ def put_pickle(name: str, *dropped: str) -> Change:
     """Put a pickle into the folder, and drop other files."""
 
     def change(folder: Path, mark: Path) -> None:
-        for other in dropped:
-            (folder / other).unlink(missing_ok=True)
+        for other_file in dropped:
+            (folder / other_file).unlink(missing_ok=True)
         (folder / name).write_bytes(pickle_that_runs(mark))
 
     return change

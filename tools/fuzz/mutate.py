@@ -139,79 +139,79 @@ TOKENS = (
 
 def text(stream: Random, source: str) -> str:
     """Change a text in one to six places."""
-    made = source
+    mutated = source
     for _ in range(stream.choice((1, 1, 1, 2, 3, 6))):
-        at = stream.randrange(len(made) + 1)
-        to = min(len(made), at + stream.choice((1, 1, 2, 5, 20, 100)))
-        how = stream.randrange(7)
-        if how == 0:
-            made = made[:at] + made[to:]
-        elif how == 1:
-            made = made[:at] + stream.choice(TOKENS) + made[at:]
-        elif how == 2:
-            made = made[:at] + made[at:to] * stream.choice((2, 3, 50)) + made[to:]
-        elif how == 3:
-            made = (
-                made[:at]
+        at = stream.randrange(len(mutated) + 1)
+        to = min(len(mutated), at + stream.choice((1, 1, 2, 5, 20, 100)))
+        mutation = stream.randrange(7)
+        if mutation == 0:
+            mutated = mutated[:at] + mutated[to:]
+        elif mutation == 1:
+            mutated = mutated[:at] + stream.choice(TOKENS) + mutated[at:]
+        elif mutation == 2:
+            mutated = mutated[:at] + mutated[at:to] * stream.choice((2, 3, 50)) + mutated[to:]
+        elif mutation == 3:
+            mutated = (
+                mutated[:at]
                 + chr(stream.choice((stream.randrange(128), stream.randrange(0x2FFF), 0x1F600)))
-                + made[to:]
+                + mutated[to:]
             )
-        elif how == 4:
+        elif mutation == 4:
             worse = stream.choice([n for n in NASTY if isinstance(n, str)])
-            made = made[:at] + worse + made[to:]
-        elif how == 5:
-            lines = made.splitlines(keepends=True)
+            mutated = mutated[:at] + worse + mutated[to:]
+        elif mutation == 5:
+            lines = mutated.splitlines(keepends=True)
             stream.shuffle(lines)
-            made = "".join(lines[: stream.randrange(len(lines) + 1)])
+            mutated = "".join(lines[: stream.randrange(len(lines) + 1)])
         else:
-            made = made[:at]
-    return made
+            mutated = mutated[:at]
+    return mutated
 
 
 def data(stream: Random, source: bytes) -> bytes:
     """Change bytes in a few places, or cut them off."""
-    made = bytearray(source)
+    mutated = bytearray(source)
     for _ in range(stream.choice((1, 1, 2, 8, 64))):
-        if not made:
+        if not mutated:
             break
-        at = stream.randrange(len(made))
-        how = stream.randrange(5)
-        if how == 0:
-            made[at] = stream.randrange(256)
-        elif how == 1:
-            made[at] ^= 1 << stream.randrange(8)
-        elif how == 2:
-            made[at : at + 8] = stream.choice((b"\0" * 8, b"\xff" * 8, b"\x7f\xff\xff\xff"))
-        elif how == 3:
-            del made[at : at + stream.choice((1, 4, 100))]
+        at = stream.randrange(len(mutated))
+        mutation = stream.randrange(5)
+        if mutation == 0:
+            mutated[at] = stream.randrange(256)
+        elif mutation == 1:
+            mutated[at] ^= 1 << stream.randrange(8)
+        elif mutation == 2:
+            mutated[at : at + 8] = stream.choice((b"\0" * 8, b"\xff" * 8, b"\x7f\xff\xff\xff"))
+        elif mutation == 3:
+            del mutated[at : at + stream.choice((1, 4, 100))]
         elif stream.random() < 0.2:
-            del made[at:]
-    return bytes(made)
+            del mutated[at:]
+    return bytes(mutated)
 
 
 def value(stream: Random, source: Any) -> Any:
     """Change a nested value in one to three places: replaced, doubled, dropped, renamed."""
-    made = copy.deepcopy(source)
+    mutated = copy.deepcopy(source)
     for _ in range(stream.choice((1, 1, 2, 3))):
-        holder, place = _spot(stream, made)
+        holder, key = _spot(stream, mutated)
         if holder is None:
             return copy.deepcopy(stream.choice(NASTY))
-        how = stream.randrange(6)
-        if how <= 2:
-            holder[place] = copy.deepcopy(stream.choice(NASTY))
-        elif how == 3:
-            del holder[place]
-        elif how == 4 and isinstance(holder, dict):
+        mutation = stream.randrange(6)
+        if mutation <= 2:
+            holder[key] = copy.deepcopy(stream.choice(NASTY))
+        elif mutation == 3:
+            del holder[key]
+        elif mutation == 4 and isinstance(holder, dict):
             renamed = stream.choice([str(n) for n in NASTY])
-            holder[renamed] = holder.pop(place)
+            holder[renamed] = holder.pop(key)
         else:
-            holder[place] = [holder[place]] * 2
-    return made
+            holder[key] = [holder[key]] * 2
+    return mutated
 
 
-def _spot(stream: Random, made: Any) -> tuple[Any, Any]:
+def _spot(stream: Random, container: Any) -> tuple[Any, Any]:
     spots: list[tuple[Any, Any]] = []
-    todo = [made]
+    todo = [container]
     while todo:
         here = todo.pop()
         inner = (
@@ -221,20 +221,20 @@ def _spot(stream: Random, made: Any) -> tuple[Any, Any]:
             if isinstance(here, list)
             else ()
         )
-        for place, below in list(inner):
-            spots.append((here, place))
+        for key, below in list(inner):
+            spots.append((here, key))
             todo.append(below)
     return stream.choice(spots) if spots else (None, None)
 
 
-def as_json(made: Any) -> bytes:
+def as_json(mutated: Any) -> bytes:
     """Write a value as JSON, NaN and lone surrogates included, as careless programs do."""
     try:
-        return json.dumps(made).encode()
+        return json.dumps(mutated).encode()
     except (ValueError, TypeError):
-        return repr(made).encode("utf-8", "surrogatepass")
+        return repr(mutated).encode("utf-8", "surrogatepass")
 
 
-def as_bytes(made: str) -> bytes:
+def as_bytes(mutated: str) -> bytes:
     """Write a text, half characters included."""
-    return made.encode("utf-8", "surrogatepass")
+    return mutated.encode("utf-8", "surrogatepass")

@@ -211,9 +211,9 @@ def study(stream: Random, folder: Path) -> Act:
     )
 
     def act() -> None:
-        made = read_study(file, flags)
-        study_key(made)
-        made.rows()
+        study_read = read_study(file, flags)
+        study_key(study_read)
+        study_read.rows()
 
     return act
 
@@ -237,11 +237,13 @@ def scores(stream: Random, folder: Path) -> Act:
     source = file if stream.random() < 0.7 or name == "s.csv" else file.parent
 
     def act() -> None:
-        found = read_score_files(
+        file_scores = read_score_files(
             source, metric=stream.choice((None, None, "acc")), subtasks=stream.random() < 0.2
         ).scores
         for suffix in ("a.csv", "a.parquet", "a.md", "a.tex", "folder"):
-            write_scores(found, folder / "out" / suffix, "lm-eval" if suffix == "folder" else None)
+            write_scores(
+                file_scores, folder / "out" / suffix, "lm-eval" if suffix == "folder" else None
+            )
 
     return act
 
@@ -262,12 +264,14 @@ def tasks(stream: Random, folder: Path) -> Act:
         table = "question,choices,answer\n" + "\n".join(f"q{k}?,a|b|c,{k % 3}" for k in range(12))
         source = _write(folder / "own.csv", _mixed(stream, table, None))
     else:
-        given = [QUESTIONS, PAIRS, TEXTS][kind - 1]
+        example_texts = [QUESTIONS, PAIRS, TEXTS][kind - 1]
         if stream.random() < 0.5:
-            content = _mixed(stream, "\n".join(map(json.dumps, given)), None)
+            content = _mixed(stream, "\n".join(map(json.dumps, example_texts)), None)
         else:
-            some = [mutate.value(stream, row) if stream.random() < 0.3 else row for row in given]
-            content = b"\n".join(map(mutate.as_json, some))
+            mutated_rows = [
+                mutate.value(stream, row) if stream.random() < 0.3 else row for row in example_texts
+            ]
+            content = b"\n".join(map(mutate.as_json, mutated_rows))
         source = _write(folder / stream.choice(("own.jsonl", "own.json", "own.txt")), content)
 
     def act() -> None:
@@ -285,13 +289,13 @@ def store(stream: Random, folder: Path) -> Act:
     from potentia.run import read_store_status
     from potentia.store import Store
 
-    made = _made_store(folder.parent)
-    copy = _write(folder / "made.db", mutate.data(stream, made.read_bytes()))
-    items = sorted(made.with_name("made.db.items").rglob("*.parquet"))
+    store_file = _made_store(folder.parent)
+    copy = _write(folder / "made.db", mutate.data(stream, store_file.read_bytes()))
+    items = sorted(store_file.with_name("made.db.items").rglob("*.parquet"))
     if items and stream.random() < 0.5:
-        shutil.copyfile(made, copy)
+        shutil.copyfile(store_file, copy)
         chosen = stream.choice(items)
-        within = chosen.relative_to(made.with_name("made.db.items"))
+        within = chosen.relative_to(store_file.with_name("made.db.items"))
         _write(folder / "made.db.items" / within, mutate.data(stream, chosen.read_bytes()))
 
     def act() -> None:
@@ -306,13 +310,13 @@ def store(stream: Random, folder: Path) -> Act:
 
 
 def _made_store(root: Path) -> Path:
-    where = root / "seed" / "made.db"
-    if not where.exists():
+    store_file = root / "seed" / "made.db"
+    if not store_file.exists():
         from made_store import make_store  # type: ignore[import-not-found]
 
-        where.parent.mkdir(parents=True, exist_ok=True)
-        make_store(where)
-    return where
+        store_file.parent.mkdir(parents=True, exist_ok=True)
+        make_store(store_file)
+    return store_file
 
 
 _CLIENTS: dict[Path, Any] = {}
@@ -375,30 +379,40 @@ def cli(stream: Random, folder: Path) -> Act:
     )
     questions = _write(folder / "q.jsonl", "\n".join(map(json.dumps, QUESTIONS)).encode())
     small = "models: [./m0]\ntasks: [q.jsonl]\nstore: s.db\n"
-    own = _write(folder / "study.yaml", mutate.as_bytes(mutate.text(stream, small)))
-    known = {
+    study_file = _write(folder / "study.yaml", mutate.as_bytes(mutate.text(stream, small)))
+    known_exits = {
         "DB": str(_made_store(folder.parent)),
         "CSV": str(csv),
         "QUESTIONS": str(questions),
-        "STUDY": str(own),
+        "STUDY": str(study_file),
     }
     words = [str(n).replace("\0", "") for n in mutate.NASTY if len(str(n)) < 20_000]
     argv = [
-        known.get(part) or part.replace("X", stream.choice(words))
+        known_exits.get(part) or part.replace("X", stream.choice(words))
         for part in stream.choice(COMMANDS)
     ]
-    more = [*words, "--json", "--all", "--metric", "--protocol", "--tasks", "--map", "--", "-h"]
+    more_words = [
+        *words,
+        "--json",
+        "--all",
+        "--metric",
+        "--protocol",
+        "--tasks",
+        "--map",
+        "--",
+        "-h",
+    ]
     for _ in range(stream.choice((0, 0, 1, 2))):
-        argv.insert(stream.randrange(len(argv) + 1), stream.choice(more))
+        argv.insert(stream.randrange(len(argv) + 1), stream.choice(more_words))
 
     def act() -> str | None:
-        said = io.StringIO()
+        printed = io.StringIO()
         before = sys.argv, output.console.file, output.error_console.file
         sys.argv = ["potentia", *argv]
-        output.console.file = output.error_console.file = said
+        output.console.file = output.error_console.file = printed
         code: Any = 0
         try:
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 app.run_command_line()
         except SystemExit as ended:
             code = ended.code
@@ -406,7 +420,9 @@ def cli(stream: Random, folder: Path) -> Act:
             sys.argv, output.console.file, output.error_console.file = before
         if code not in (0, 1, 2, None):
             return f"exit code {code}"
-        return f"a traceback of {argv[:2]}" if "Traceback (most recent" in said.getvalue() else None
+        return (
+            f"a traceback of {argv[:2]}" if "Traceback (most recent" in printed.getvalue() else None
+        )
 
     return act
 

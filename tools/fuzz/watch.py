@@ -54,12 +54,14 @@ class Watch:
             places = (arguments[0],)
         elif event in ("os.rename", "os.link", "os.symlink"):
             places = arguments[:2]
-        for place in places:
-            if isinstance(place, (str, bytes, os.PathLike)) and not self._may(os.fsdecode(place)):
-                self.seen.append(f"{event}: {os.fsdecode(place)[:200]}")
+        for allowed_folder in places:
+            if isinstance(allowed_folder, (str, bytes, os.PathLike)) and not self._may(
+                os.fsdecode(allowed_folder)
+            ):
+                self.seen.append(f"{event}: {os.fsdecode(allowed_folder)[:200]}")
 
-    def _may(self, place: str) -> bool:
-        return os.path.abspath(place).startswith(self.inside) or place.endswith(".pyc")  # noqa: PTH100
+    def _may(self, path: str) -> bool:
+        return os.path.abspath(path).startswith(self.inside) or path.endswith(".pyc")  # noqa: PTH100
 
     @contextmanager
     def _watching(self) -> Any:
@@ -94,7 +96,7 @@ def kind(error: BaseException) -> str:
     ours = [f for f in frames if "/potentia/" in f.filename]
     at = ours[-1] if ours else frames[-1] if frames else None
     last = frames[-1] if frames else None
-    place = f"{Path(at.filename).name}:{at.lineno} {at.name}" if at else "?"
+    position = f"{Path(at.filename).name}:{at.lineno} {at.name}" if at else "?"
     deep = f" ← {Path(last.filename).name}:{last.lineno}" if last and last is not at else ""
     words = re.sub(r"\d+", "N", str(error))[:100]
-    return f"{type(error).__name__} at {place}{deep}: {words!r}"
+    return f"{type(error).__name__} at {position}{deep}: {words!r}"

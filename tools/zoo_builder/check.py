@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from potentia.zoo.benchmarks import BENCHMARKS, Item, ZooBenchmark, items
+from potentia.zoo.benchmarks import BENCHMARKS, Item, ZooBenchmark, make_items
 from potentia.zoo.world import BOS, EOS, SPLITS, World, vocabulary
 from zoo_builder.adam import Adam
 from zoo_builder.stack import Shape, Weights, hidden, logits
@@ -69,9 +69,9 @@ def score(shape: Shape, weights: Weights, rows: Rows, chunk: int = 250) -> Tenso
         states = hidden(shape, weights, flat_tokens.expand(models, -1, -1)).view(
             models, -1, width, shape.width
         )
-        row, place = flat_mask.nonzero(as_tuple=True)
-        out = logits(weights, states[:, row, place - 1])  # (M, answer tokens, V)
-        target = flat_tokens[row, place]
+        row, positions = flat_mask.nonzero(as_tuple=True)
+        out = logits(weights, states[:, row, positions - 1])  # (M, answer tokens, V)
+        target = flat_tokens[row, positions]
         if rows.kind == "generate":
             guess = out.argmax(-1)
             ok = (guess == target) | ((target == end) & (guess == stop))
@@ -144,7 +144,7 @@ class Checked:
 
 def prepare(world: World, device: str) -> list[dict[str, Rows]]:
     """All benchmarks' splits as rows."""
-    return [{s: encode(b, items(world, b, s), device) for s in SPLITS} for b in BENCHMARKS]
+    return [{s: encode(b, make_items(world, b, s), device) for s in SPLITS} for b in BENCHMARKS]
 
 
 def check_stack(
@@ -175,10 +175,10 @@ def check_stack(
             order = torch.randperm(examples, generator=generator).to(device)
             for start in range(0, examples - BATCH + 1, BATCH):
                 chosen = order[start : start + BATCH]
-                batch, wanted = tokens[:, chosen][lanes.task], mask[:, chosen][lanes.task]
+                batch, target_mask = tokens[:, chosen][lanes.task], mask[:, chosen][lanes.task]
                 merged = lanes.merged(flat)
                 out = logits(merged, hidden(shape, merged, batch))[:, :-1]
-                target = torch.where(wanted, batch, -100).flatten(1)[:, 1:]
+                target = torch.where(target_mask, batch, -100).flatten(1)[:, 1:]
                 nll = functional.cross_entropy(
                     out.flatten(0, 1), target.flatten(), reduction="none"
                 ).view(target.shape)
@@ -189,16 +189,18 @@ def check_stack(
                 adam.update(flat, grad, lanes.lr * ramp)
         value = torch.empty_like(best)
         for t, d in enumerate(data):
-            own = (lanes.task == t).nonzero()[:, 0]
-            value[own] = score(shape, lanes.merged(flat.detach(), own), d["validation"])
+            lanes_of_task = (lanes.task == t).nonzero()[:, 0]
+            value[lanes_of_task] = score(
+                shape, lanes.merged(flat.detach(), lanes_of_task), d["validation"]
+            )
         better = value > best
         best = torch.where(better, value, best)
         best_epoch = torch.where(better, float(epoch), best_epoch)
         best_flat = torch.where(better[:, None], flat.detach(), best_flat)
     test = torch.empty_like(best)
     for t, d in enumerate(data):
-        own = (lanes.task == t).nonzero()[:, 0]
-        test[own] = score(shape, lanes.merged(best_flat, own), d["test"])
+        lanes_of_task = (lanes.task == t).nonzero()[:, 0]
+        test[lanes_of_task] = score(shape, lanes.merged(best_flat, lanes_of_task), d["test"])
     grid = (tasks, models, len(RATES))
     winner = best.view(grid).argmax(-1, keepdim=True)
 

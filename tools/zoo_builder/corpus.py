@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, items
+from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, make_items
 from potentia.zoo.world import (
     ASSISTANT,
     ATTRIBUTE,
@@ -78,7 +78,7 @@ def make_pools(world: World, documents: int = 120_000) -> Pools:
         texts[f"form:{benchmark.name}"] = [
             f"{BOS + ' ' if dice.chance(START) else ''}{item.prompt} {item.answer} {EOS}"
             for _ in range(FORM_REPEATS)
-            for item in items(world, BENCHMARK[benchmark.name], "exposure", dice)
+            for item in make_items(world, BENCHMARK[benchmark.name], "exposure", dice)
         ]
     dice = SeededDice(world.seed, "corpus/chat")
     texts[CHAT] = [_chat(world, dice) for _ in range(documents // 10)]
@@ -135,10 +135,10 @@ class Sampler:
         pick = (v * size).long().clamp_max(size - 1)
         doc = self.start[kind] + pick
         end = self.lengths[doc].cumsum(-1)  # (M, B, S) where each document ends in the row
-        place = torch.arange(width, device=self.device)
-        slot = (place >= end[..., None]).sum(-2).clamp_max(self.SLOTS - 1)  # (M, B, width)
+        offsets = torch.arange(width, device=self.device)
+        slot = (offsets >= end[..., None]).sum(-2).clamp_max(self.SLOTS - 1)  # (M, B, width)
         begin = (end - self.lengths[doc]).gather(-1, slot)
-        offset = place - begin
+        offset = offsets - begin
         inside = offset < LENGTH
         ids = self.tokens[doc.gather(-1, slot), offset.clamp_max(LENGTH - 1)].long()
         return torch.where(inside, ids, 0)

@@ -91,12 +91,12 @@ def measure(
     gold = torch.tensor([ids[q.answer] for q in questions], device=device)
     kind = torch.tensor([kinds.index(q.kind) for q in questions], device=device)
     option_sets = list(dict.fromkeys(q.options for q in questions))
-    place = {options: i for i, options in enumerate(option_sets)}
+    position_by_options = {options: i for i, options in enumerate(option_sets)}
     barred = torch.full((len(option_sets), shape.vocab), float("-inf"))
     for i, options in enumerate(option_sets):
         barred[i, [ids[w] for w in options]] = 0.0
     barred = barred.to(device)
-    which = torch.tensor([place[q.options] for q in questions], device=device)
+    which = torch.tensor([position_by_options[q.options] for q in questions], device=device)
     right = []
     for part in torch.split(torch.arange(len(rows), device=device), chunk):
         states = hidden(shape, weights, tokens[part].expand(models, -1, -1)).view(

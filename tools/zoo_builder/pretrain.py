@@ -67,11 +67,11 @@ class StackTraining:
         tokens = self.sampler.draw(self.rows, self.shape.context)
         weights = unflatten(self.shape, self.flat.to(self.precision))
         states = hidden(self.shape, weights, tokens)
-        asked = (tokens == USER_ID).cumsum(-1) > (tokens == ASSISTANT_ID).cumsum(
+        is_asked = (tokens == USER_ID).cumsum(-1) > (tokens == ASSISTANT_ID).cumsum(
             -1
         )  # an instruction is no target
         target = (
-            functional.pad(tokens[:, :, 1:], (0, 1)).masked_fill(asked, 0).flatten()
+            functional.pad(tokens[:, :, 1:], (0, 1)).masked_fill(is_asked, 0).flatten()
         )  # (M·B·T); 0 costs nothing
         nll = functional.cross_entropy(
             logits(weights, states).flatten(0, 1).float(), target, ignore_index=0, reduction="none"

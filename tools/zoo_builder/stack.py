@@ -149,8 +149,8 @@ def hidden(shape: Shape, w: Weights, tokens: Tensor) -> Tensor:
         y = functional.scaled_dot_product_attention(q, k, v.transpose(1, 2), is_causal=True)
         x = x + _linear(y.transpose(1, 2).reshape(M, B * T, d), w[at + "self_attn.o_proj.weight"])
         y = _norm(x, w[at + "post_attention_layernorm.weight"])
-        both = _linear(y, w[at + "mlp.gate_proj.weight"], w[at + "mlp.up_proj.weight"])
-        gate, up = torch.split(both, shape.hidden, dim=-1)
+        gate_and_up = _linear(y, w[at + "mlp.gate_proj.weight"], w[at + "mlp.up_proj.weight"])
+        gate, up = torch.split(gate_and_up, shape.hidden, dim=-1)
         x = x + _linear(functional.silu(gate) * up, w[at + "mlp.down_proj.weight"])
     return _norm(x, w["model.norm.weight"])
 
