@@ -149,7 +149,7 @@ def test_a_place_that_cannot_be_written_has_a_hint(tmp_path: Path, make_cell: Ma
         store.cells.commit(make_cell("k1"))
     with Store.open(path, readonly=True) as store:
         assert store.cells.count() == 1
-        with pytest.raises(StoreError, match=r"readonly.*\n.*--store"):
+        with pytest.raises(StoreError, match=r"readonly.*\n.*another store"):
             store.cells.commit(make_cell("k2"))
 
 
