@@ -73,3 +73,17 @@ def test_a_trial_says_how_short_it_was(store: Store) -> None:
         "The budget of this selection was enough for a trial alone (8 training steps on 32 training examples):"
         " a longer one may change the order."
     ]
+
+
+def test_a_selection_over_two_stores_has_one_curve(tmp_path: Path) -> None:
+    stores = []
+    for models in (MODELS, ("org/c", "org/d")):
+        path = make_store(tmp_path / f"{len(stores)}.db", models=models, tasks=("tickets",))
+        store = Store.open(path)
+        commit_round(store, "select-round-1", "long", 40)
+        commit_round(store, "select-final", "long", 160)
+        stores.append(store.where)
+    selection = find_selection(read(*stores), MODELS[0])
+    assert selection is not None
+    assert selection.curve is not None
+    assert set(selection.curve.models) == {"org/a", "org/b", "org/c", "org/d"}

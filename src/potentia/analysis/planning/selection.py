@@ -72,10 +72,10 @@ def find_selection(
     final_cells = [cell for cell in evidence.cells() if cell.protocol == TRAIN_BEFORE_TEST]
     if not final_cells:
         return None
-    curve = None
+    first_cells: list[CellRecord] = []
     for store, _ in evidence.open_stores():
-        first_cells = _read_round(store, first_round.name)
-        curve = _measure_curve(store, first_cells, final_cells, seed=seed)
+        first_cells += _read_round(store, first_round.name)
+    curve = _measure_curve(evidence, first_cells, final_cells, seed=seed)
     return SelectionFinding(best_model, curve, _measure_trust(evidence, final_cells, best_model))
 
 
@@ -98,31 +98,31 @@ def _read_round(store: Store, study_name: str) -> list[CellRecord]:
 
 
 def _measure_curve(
-    store: Store,
+    evidence: Evidence,
     first_cells: Sequence[CellRecord],
     final_cells: Sequence[CellRecord],
     *,
     seed: int,
 ) -> LearningCurve | None:
-    """Return the learning curve of the fold that was tuned on both sizes, by one recipe.
+    """Return the learning curve on one fold of the first round, by recipes that the final cells have too.
 
-    The store may have a first round of another budget, whose fine-tuning was a shorter one.
+    A first round of another budget may be in the store, with shorter fine-tunings: its cells are left out.
     """
     recipes = {cell.score.origin.recipe for cell in final_cells}
     first_cells = [cell for cell in first_cells if cell.score.origin.recipe in recipes]
-    first_fold = min((cell.task for cell in first_cells), default=None)
+    fold = min((cell.task for cell in first_cells), default=None)
     points = []
     outcomes: dict[tuple[str, int], Mapping[int, float]] = {}
     cluster_by_example: dict[int, str] = {}
     higher_is_better = True
     for cell in (*first_cells, *final_cells):
         examples = cell.provenance.task.training_examples
-        if cell.task != first_fold or not examples:
+        if cell.task != fold or not examples:
             continue
         higher_is_better = cell.score.metric.higher_is_better
         error = 1.0 - cell.score.value if higher_is_better else cell.score.value
         points.append(CurvePoint(cell.model, examples, error))
-        items = store.cells.read_items(cell.key)
+        items = evidence.items(cell.key)
         outcomes[cell.model, examples] = {outcome.doc_id: outcome.value for outcome in items}
         cluster_by_example |= {
             outcome.doc_id: outcome.cluster for outcome in items if outcome.cluster
