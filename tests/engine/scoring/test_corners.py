@@ -112,10 +112,11 @@ def test_no_second_bos(llama: LoadedModel) -> None:
     assert bos not in llama.encoder.documents(["hello"])[0]
 
 
-def test_declared_bos_is_added(qwen: LoadedModel) -> None:
+def test_declared_bos_is_added(qwen: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer whose files ask for BOS but which does not add it (a GGUF conversion) is helped."""
     words = tokenizer("gpt2")
-    policy = BosPolicy.of(words, declared=True)
+    monkeypatch.setitem(words.init_kwargs, "add_bos_token", True)
+    policy = BosPolicy.of(words)
     assert policy.required
     assert not policy.tokenizer_adds
     encoder = Encoder(words, policy, 64)

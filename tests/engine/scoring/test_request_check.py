@@ -169,8 +169,8 @@ def test_texts_of_several_windows_are_computed_again(kind: str) -> None:
 def test_windows_that_begin_with_another_token_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = scorer_module.make_rolling_windows
 
-    def wrong(ids: Any, bos: Any, most: int, *, head: Any = None) -> Any:
-        return right(ids, bos, most, head=[5] if head else [6])
+    def wrong(ids: Any, bos: Any, most: int, *, first_context: Any = None) -> Any:
+        return right(ids, bos, most, first_context=[5] if first_context else [6])
 
     monkeypatch.setattr(scorer_module, "make_rolling_windows", wrong)
     with pytest.raises(ModelError, match="log-likelihood"):

@@ -291,7 +291,7 @@ def compare_blind(
         for position in order
         if share_right[position] >= OFTEN_RIGHT
     ]
-    p_value = _test_above(share_right - baseline, aligned.clusters)
+    p_value = _p_value_of_mean_above_zero(share_right - baseline, aligned.clusters)
     return BlindTwin(
         protocol=protocol,
         task=task,
@@ -318,8 +318,11 @@ def _baseline_by_example(
     return np.full(len(answers), chance)
 
 
-def _test_above(differences: Floats, clusters: Clusters) -> float:
-    """Return P, one-sided, that a mean over examples is no more than 0."""
+def _p_value_of_mean_above_zero(differences: Floats, clusters: Clusters) -> float:
+    """Return the one-sided p-value of a t test with clustered errors; 1 for too few clusters.
+
+    The null hypothesis is that the mean over examples is at most 0.
+    """
     if clusters.count < LEAST_CLUSTERS:
         return 1.0
     mean = float(differences.mean())

@@ -315,7 +315,7 @@ class TrainingSignal(Finding):
 
 @dataclass(frozen=True)
 class _MetricScores:
-    """The scores of one protocol by one metric, oriented so that more is better, with their examples."""
+    """The scores of one protocol by one metric, as measured (bits: less is better), with their examples."""
 
     protocol: Protocol
     label: str
@@ -603,6 +603,7 @@ def _find_step_of_progress(
     for model in models[1:]:
         later = outcomes[model]
         examples = [example for example in first if example in later]
+        # bits saved since the first checkpoint: above 0 is better
         gains = np.array([first[example] - later[example] for example in examples])
         error = clustered_error(gains, Clusters.of_examples(examples, cluster_by_example))
         is_better.append(bool(len(gains) > 1 and gains.mean() > ONE_SIDED_Z * error))

@@ -296,7 +296,10 @@ class Ranking(Finding):
 
     @property
     def rivals(self) -> tuple[str, ...]:
-        """The models that may be first too, the likeliest first; none where the first is certain."""
+        """The likeliest other model, and all others that are first with at least ``RIVAL_CHANCE``.
+
+        None where the first is certain or nothing can be claimed.
+        """
         if self.is_first_certain or not self.can_claim:
             return ()
         chances = dict(zip(self.models, self.p_first.tolist(), strict=True))

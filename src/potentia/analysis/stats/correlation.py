@@ -421,7 +421,7 @@ def mean_offdiagonal(matrix: Floats, *, axis: bool = False) -> Floats:
 
 
 def nan_mean(values: npt.ArrayLike, axis: int = -1) -> Floats:
-    """Return the mean that skips NaN and is NaN, silently, where nothing is left."""
+    """Return the mean of the finite numbers; NaN, without a warning, where there is none."""
     array = np.asarray(values, dtype=np.float64)
     finite = np.isfinite(array)
     count = finite.sum(axis=axis)

@@ -232,7 +232,10 @@ def _explain_misfits(
 
 
 def _explain_prefix(model_name: str, file_name: str) -> str | None:
-    """Say by which prefix a tensor's name in the file differs from its name in the model, if that is all."""
+    """Say which prefix a tensor's name in the file has too much or too little; None where neither explains it.
+
+    Any trace of torch.compile in the name counts.
+    """
     if file_name.endswith("." + model_name):
         prefix = file_name.removesuffix(model_name)
         explanation = f"its tensors carry the prefix {prefix}"
@@ -242,7 +245,7 @@ def _explain_prefix(model_name: str, file_name: str) -> str | None:
     if model_name.endswith("." + file_name):
         return f"its tensors lack the prefix {model_name.removesuffix(file_name)}"
     if "_orig_mod." in file_name:
-        return "its tensors carry the prefix _orig_mod. (saved through torch.compile)"
+        return "its tensors' names contain _orig_mod. (saved through torch.compile)"
     return None
 
 

@@ -45,10 +45,11 @@ class BosPolicy:
         cls,
         tokenizer: PreTrainedTokenizerBase,
         config: PreTrainedConfig | None = None,
-        *,
-        declared: bool | None = None,
     ) -> BosPolicy:
-        """Read the policy from what the tokenizer does with a text, then from what its files and the config declare."""
+        """Read whether the tokenizer adds BOS or its settings declare it (``add_bos_token``), and the prefix token.
+
+        The prefix token is the tokenizer's, else the config's.
+        """
         prefix_id, origin = _find_prefix(tokenizer, config)
         prefix_text = None
         if prefix_id is not None:
@@ -56,13 +57,12 @@ class BosPolicy:
         has_bos = tokenizer.bos_token_id is not None
         token_ids = list(tokenizer("a")["input_ids"])
         tokenizer_adds = has_bos and token_ids[:1] == [tokenizer.bos_token_id]
-        if declared is None:
-            tokenizer_settings = getattr(tokenizer, "init_kwargs", None) or {}
-            declared = tokenizer_settings.get("add_bos_token")
+        tokenizer_settings = getattr(tokenizer, "init_kwargs", None) or {}
+        is_declared = bool(tokenizer_settings.get("add_bos_token"))
         return cls(
             prefix_id=prefix_id,
             prefix_text=prefix_text,
-            required=tokenizer_adds or (bool(declared) and has_bos),
+            required=tokenizer_adds or (is_declared and has_bos),
             tokenizer_adds=tokenizer_adds,
             origin=origin,
         )

@@ -241,7 +241,7 @@ class Scorer:
             if len(continuation) > max_length:
                 self._windowed += 1
                 windows = make_rolling_windows(
-                    continuation, self.encoder.bos, max_length, head=context[-1:]
+                    continuation, self.encoder.bos, max_length, first_context=context[-1:]
                 )
                 sequences += _sequences_of_windows(windows, index, owner)
                 continue
@@ -440,34 +440,37 @@ def _sequences_of_windows(
 
 
 def make_rolling_windows(
-    token_ids: Ids, bos_policy: BosPolicy, max_length: int, *, head: Ids | None = None
+    token_ids: Ids, bos_policy: BosPolicy, max_length: int, *, first_context: Ids | None = None
 ) -> list[Window]:
     """Return the windows of a document: sequences, and how many of each one's last tokens are predicted.
 
-    Every token is predicted once. As in lm-eval, the first window starts with the prefix token, a later one with the
-    last token of its predecessor, and the last one reaches back to be full. Unlike in lm-eval, if the model needs BOS
-    *every* window begins with it and predicts one token fewer (appendix B.2 of the train-before-test paper: without
-    it, the perplexity of such models explodes on long documents). ``head`` replaces the first window's prefix token.
+    The first window predicts up to ``max_length`` tokens after its context: ``first_context``, else the prefix token,
+    else the document's own first token, which is then the only token that nothing predicts. As in lm-eval, a later
+    window begins with the last token of its predecessor, and the last one reaches back to be full. Unlike in lm-eval,
+    if the model needs BOS, it stands before every later window, which then predicts one token fewer (appendix B.2 of
+    the train-before-test paper: without it, the perplexity of such models explodes on long documents).
     """
     if not token_ids:
         return []
-    if not head:
-        head = [bos_policy.prefix_id] if bos_policy.prefix_id is not None else []
-    if not head:  # there is no prefix token: the document's first token is read, not scored
-        head = token_ids[:1]
+    if not first_context and bos_policy.prefix_id is not None:
+        first_context = [bos_policy.prefix_id]
+    if (
+        not first_context
+    ):  # there is no prefix token: the document's first token is read, not scored
+        first_context = token_ids[:1]
         token_ids = token_ids[1:]
     repeated_bos: Ids = []
     if bos_policy.required and bos_policy.prefix_id is not None:
         repeated_bos = [bos_policy.prefix_id]
-    window_tokens = max(max_length - len(repeated_bos), 1)
+    later_window_tokens = max(max_length - len(repeated_bos), 1)
     windows: list[Window] = []
     tokens_scored = min(max_length, len(token_ids))
     if tokens_scored:
-        windows.append((head + token_ids[:tokens_scored], tokens_scored))
+        windows.append((first_context + token_ids[:tokens_scored], tokens_scored))
     while tokens_scored < len(token_ids):
-        count = min(len(token_ids) - tokens_scored, window_tokens)
+        count = min(len(token_ids) - tokens_scored, later_window_tokens)
         end = tokens_scored + count
-        begin = max(end - window_tokens - 1, 0)
+        begin = max(end - later_window_tokens - 1, 0)
         windows.append((repeated_bos + token_ids[begin:end], count))
         tokens_scored = end
     return windows
