@@ -214,7 +214,7 @@ def operation_checks(
             slopes.clone(),
             bank.work.clone(),
         )
-        module.update_(*own, bank.factors, table, norms)
+        module.update_(*own, bank.scales, table, norms)
         return own[0][:lane_count], own[1], own[2], own[4][:lane_count]
 
     turned = heads + kv_heads
@@ -379,7 +379,7 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     from potentia.engine.steps.lane_states import LaneStates
     from potentia.engine.steps.packed_steps import PackedStepper
     from potentia.engine.steps.padded_pass import compute_step_gradients
-    from potentia.engine.steps.pass_plan import PassPlan
+    from potentia.engine.steps.pass_plan import UNLIMITED_TOKENS, PassPlan
     from potentia.engine.training.lane import Lane
     from potentia.values.training_form import TrainingForm
 
@@ -401,7 +401,7 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
         for rider in riders:
             rider.step += 1
     split = SplitModel(model)
-    plan = PassPlan(slots=slots, token_budget=1 << 40, pass_price=0)
+    plan = PassPlan(slots=slots, token_budget=UNLIMITED_TOKENS, pass_price=0)
 
     def plain_grads(one: SplitModel, exact_bank: AdapterBank) -> list[Tensor]:
         out = []

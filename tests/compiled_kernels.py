@@ -71,7 +71,7 @@ def main() -> None:
             states.second_moments,
             bank.grads,
             bank.work,
-            bank.factors,
+            bank.scales,
             table,
             table[0],
         )

@@ -93,7 +93,7 @@ def spread_over_two(model: torch.nn.Module, away: int, patch: pytest.MonkeyPatch
 
     def make(bank: AdapterBank, *args: Any) -> None:
         made(bank, *args)
-        for tensor in (bank.weights, bank.grads, bank.work, bank.factors):
+        for tensor in (bank.weights, bank.grads, bank.work, bank.scales):
             devices.put(tensor, "home")
 
     patch.setattr(AdapterBank, "__init__", make)

@@ -46,7 +46,7 @@ from potentia.engine.layers.adapter_methods import LowRankAdapter
 from potentia.engine.layers.fused_layers import FusedLayers, _BackwardPass
 from potentia.engine.layers.layer_parts import FusedLayer
 from potentia.engine.layers.row_layout import LossTokens
-from potentia.engine.models.float32_copy import Float32Copy, open_float32_copy
+from potentia.engine.models.float32_copy import TrialModel, open_trial_model
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.operations import Gain, dropout, plain
 from potentia.engine.proof import form_trial, rehearsal
@@ -294,20 +294,20 @@ def _share_skips_a_row(
     into[:1].copy_(values_before[:1])
 
 
-def _wrong_owner(original: Any, ctx: Any, slope: Tensor, base: Any) -> Any:
+def _wrong_owner(original: Any, ctx: Any, grad_output: Tensor, base: Any) -> Any:
     bank, site, owners, drop, shape = ctx.held
     ctx.held = bank, site, owners.roll(1), drop, shape
-    return original(ctx, slope, base)
+    return original(ctx, grad_output, base)
 
 
-def _steeper(original: Any, ctx: Any, slope: Tensor, base: Any) -> Any:
-    return original(ctx, slope * 1.02, base)
+def _steeper(original: Any, ctx: Any, grad_output: Tensor, base: Any) -> Any:
+    return original(ctx, grad_output * 1.02, base)
 
 
 def _refresh(factor: float) -> Callable[..., Any]:
     def change(_: Any, bank: Any) -> None:
         bank.work.copy_(
-            bank.weights * torch.where(bank.factors != 1, bank.factors * factor, bank.factors)
+            bank.weights * torch.where(bank.scales != 1, bank.scales * factor, bank.scales)
         )
 
     return change
@@ -1252,19 +1252,19 @@ def moved(broken: Break, dtype: torch.dtype) -> float | None:
     if broken.by not in FORM:
         return None
     model, specs = build(broken.model, dtype), lanes(broken.model, broken.by)
-    with open_float32_copy(model) as float32_copy:
+    with open_trial_model(model) as trial_model:
         settings = TrialSettings(specs[0].lora, specs, 96)
-        exact = FormTrial(float32_copy, settings)
+        exact = FormTrial(trial_model, settings)
         reference = exact.compute_reference()
         exact.bank.close()
     original = FormTrial(
-        Float32Copy(model, 1, 1, copied=False), replace(settings, recompute=broken.by == "again")
+        TrialModel.itself(model), replace(settings, recompute=broken.by == "again")
     )
     try:
         rounding = original.measure_distance(
             reference_gradients(model, original.bank, reference.rows), reference
         ).lane
-        original.blocks = FusedLayers.of(model) if broken.by in ("hand", "again") else None
+        original.fused_layers = FusedLayers.of(model) if broken.by in ("hand", "again") else None
         with broken.made():
             update = measure_update_error(original.bank, reference.gradients, specs[0].schedule)
             original.bank.refresh_work()

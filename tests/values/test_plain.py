@@ -9,7 +9,7 @@ import pytest
 from potentia.errors import DataError
 from potentia.values.engine_records import (
     EngineRecord,
-    FormDistances,
+    FormRecord,
     GradientDistance,
     LoadedWeights,
     LoadRecord,
@@ -59,7 +59,7 @@ RECORDS = [
             targets=("q",),
             form=TrainingForm.PADDED,
             not_taken={TrainingForm.PACKED: "losses off by 0.1"},
-            distances=FormDistances(
+            distances=FormRecord(
                 rows=(9, 4), gradients=GradientDistance(loss=1e-7, lane=1e-6, layer=1e-5)
             ),
             rehearsal=RehearsalFacts(lanes=2, passes=1, slots=(0, 1)),

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from potentia.engine.comparison.peft_comparison import (
-    State,
+    AdapterTensors,
     adapter_distance,
     train_by_peft,
     wrapped_by_peft,
@@ -181,7 +181,7 @@ def lanes(
     return specs
 
 
-def by_peft(model: nn.Module, spec: LaneSpec, start: State, bank: Any) -> State:
+def by_peft(model: nn.Module, spec: LaneSpec, start: AdapterTensors, bank: Any) -> AdapterTensors:
     """Train one lane with PEFT and torch's AdamW, every example alone in its pass."""
     with wrapped_by_peft(model, bank) as wrapped:
         return train_by_peft(wrapped, spec, start)

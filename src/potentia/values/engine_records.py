@@ -54,8 +54,8 @@ class GradientDistance(PlainRecord):
 
 
 @dataclass(frozen=True)
-class FormDistances(PlainRecord):
-    """How far a training form is from the reference, and what it was compared on."""
+class FormRecord(PlainRecord):
+    """What a training form was compared on with the reference, and how far it is from it."""
 
     few_rows: bool = False  # a few rows alone, as it was right for a model of the same structure
     rows: tuple[int, ...] = ()  # tokens of each trial row
@@ -66,7 +66,7 @@ class FormDistances(PlainRecord):
     reference_rounding: GradientDistance | None = None  # of the reference in 16 bits, from float32
     # how far the reference in float32 moves when its input moves by the last bit; where it was needed
     reference_noise: GradientDistance | None = None
-    update: float | None = None  # of three updates, from AdamW's, as a share of their size
+    update: float | None = None  # of two updates, from AdamW's, as a share of their size
     kernels: Mapping[str, float] = field(default_factory=dict)  # of each, from the plain operation
 
 
@@ -89,9 +89,9 @@ class TrainingFacts(PlainRecord):
 
     form: TrainingForm | None = None
     not_taken: Mapping[TrainingForm, str] = field(default_factory=dict)  # with the reason for each
-    distances: FormDistances = FormDistances()
-    # where a few rows were enough: the distances of the model that was checked in full
-    full_check: FormDistances | None = None
+    distances: FormRecord = FormRecord()
+    # where a few rows were enough: the record of the model that was checked in full
+    full_check: FormRecord | None = None
     recomputation_refused: str | None = None  # why activations may not be recomputed
     check_seconds: float | None = None
     targets: tuple[str, ...] = ()  # the modules that have an adapter

@@ -101,7 +101,7 @@ def test_every_linear_map_has_an_adapter(case: str) -> None:
 def test_blocks_that_every_token_goes_through_have_the_rank_of_a_layer() -> None:
     """An expert's rank is divided by the active ones; groups and shared experts are no choice."""
     entries = {entry.parameter: entry for entry in find_targets(build("deepseek_v4"), LORA).stacked}
-    assert (entries["weight"].rank, entries["weight"].parts) == (8 * 8, 8)  # eight groups
+    assert (entries["weight"].rank, entries["weight"].projections) == (8 * 8, 8)  # eight groups
     inkling = find_targets(build("inkling_text"), LORA).stacked
     shared = [entry for entry in inkling if "shared_experts" in entry.name]
     assert {entry.rank for entry in shared} == {8}
@@ -110,7 +110,7 @@ def test_blocks_that_every_token_goes_through_have_the_rank_of_a_layer() -> None
 def test_the_blocks_of_jetmoe_hold_queries_or_gates_and_ups() -> None:
     """Their experts are told apart by trying: both go by one name."""
     parts = {
-        re.sub(r"\d+", "N", entry.name): entry.parts
+        re.sub(r"\d+", "N", entry.name): entry.projections
         for entry in find_targets(build("jetmoe"), LORA).stacked
     }
     assert parts == {

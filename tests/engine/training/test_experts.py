@@ -272,8 +272,8 @@ def test_all_linear_reaches_every_linear_map_of_the_body(case: str) -> None:
         for name, parameter in module.named_parameters(recurse=False):
             if name.endswith("_proj") and parameter.dim() == 3:
                 entry = stacks[module, name]
-                assert entry.rank == 4 * entry.parts  # two experts are active
-                assert entry.parts == (2 if name == "gate_up_proj" else 1)
+                assert entry.rank == 4 * entry.projections  # two experts are active
+                assert entry.projections == (2 if name == "gate_up_proj" else 1)
 
 
 def test_an_expert_has_at_least_rank_one() -> None:
@@ -314,7 +314,7 @@ def test_adapters_on_experts_are_pefts(case: str) -> None:
 def test_packed_passes_train_experts_as_padded_ones_do(case: str) -> None:
     lora = LoraConfig(r=4, alpha=8, dropout=0.0, targets=ALL)
     specs = tune.lanes(lora, 400, 96)[:3]
-    states: list[dict[str, tune.State]] = []
+    states: list[dict[str, tune.AdapterTensors]] = []
     forms: list[type] = []
     for may_pack in (False, True):
         with LaneTrainer(build(case), may_pack=may_pack) as trainer:

@@ -171,7 +171,7 @@ def test_projections_in_one_matrix_keep_the_factor_of_one(case: str, kind: str) 
     in_one_matrix = [
         name
         for name, sites in group_by_layer(bank.sites).items()
-        if len(sites) > 1 or sites[0].parts > 1
+        if len(sites) > 1 or sites[0].projections > 1
     ]
     assert in_one_matrix
     assert [factors[name] for name in in_one_matrix] == pytest.approx(

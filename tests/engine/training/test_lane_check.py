@@ -18,7 +18,7 @@ from architectures.tune import lanes as specs_of
 from lane_models import check_form, examples, spec, tiny
 from potentia.engine import operations
 from potentia.engine.layers import recomputation as passes
-from potentia.engine.models import float32_copy as twin
+from potentia.engine.models import float32_copy
 from potentia.engine.operations import plain
 from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule
 from potentia.errors import TuningError
@@ -143,7 +143,7 @@ def test_a_model_that_no_form_computes_is_tuned_row_by_row_by_its_own_code(
     monkeypatch.setattr(
         adapter_methods,
         "backpropagate_adapter_share",
-        lambda ctx, slope, base: original(ctx, slope * 1.05, base),
+        lambda ctx, grad_output, base: original(ctx, grad_output * 1.05, base),
     )
     model = tiny("llama")
     with LaneTrainer(model) as trainer:
@@ -280,7 +280,7 @@ def test_a_model_too_large_for_a_whole_copy_keeps_its_hand_written_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its copy has fewer blocks than its config says: its layers were said to be of another kind, in silence."""
-    monkeypatch.setattr(twin, "_free_bytes", lambda _: 0)
+    monkeypatch.setattr(float32_copy, "_free_bytes", lambda _: 0)
     lanes = check_form(deep(), specs(), may_pack=True)
     assert lanes.facts.distances.blocks == 2
     assert lanes.form == TrainingForm.FUSED

@@ -121,7 +121,7 @@ def test_static_lanes_are_the_plain_lanes(
     case: str, targets: tuple[str, ...] | None, form: type, uncompiled: None
 ) -> None:
     specs = tune.lanes(LoraConfig(r=4, alpha=8, dropout=0.0, targets=targets), 400, 96)[:3]
-    results: list[dict[str, tune.State]] = []
+    results: list[dict[str, tune.AdapterTensors]] = []
     taken = []
     for may_pack, recompute in ((False, False), (True, False), (True, True)):
         with LaneTrainer(build(case), may_pack=may_pack, recompute=recompute) as trainer:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from potentia.engine.lane_spec import LaneSpec, TokenisedExamples
 from potentia.engine.layers.adapter_bank import AdapterBank
-from potentia.engine.models.float32_copy import open_float32_copy
+from potentia.engine.models.float32_copy import open_trial_model
 from potentia.engine.models.split_model import requiring_gradients
 from potentia.engine.proof.reference import reference_loss
 from potentia.engine.proof.tolerance import FLOAT32_TOLERANCE, ROUNDING_FACTOR, UPDATE_TOLERANCE
@@ -36,7 +36,7 @@ from potentia.values.requests import Generation
 if TYPE_CHECKING:
     from potentia.engine.models.loading import LoadedModel
 
-State = dict[str, Tensor]  # an adapter's weights by their names in PEFT's state
+AdapterTensors = dict[str, Tensor]  # an adapter's weights by their names in PEFT's state
 Pair = tuple[list[int], list[int]]  # the tokens of a question and of one of its choices
 Computed = TypeVar("Computed")
 
@@ -86,8 +86,8 @@ class ComparedLanes:
 
     specs: list[LaneSpec]
     bank: AdapterBank
-    starts: list[State]  # their adapters before
-    adapters: list[State]  # and after training
+    starts: list[AdapterTensors]  # their adapters before
+    adapters: list[AdapterTensors]  # and after training
     scores: LogLikelihoods  # of questions that belong to the adapters in turn
     facts: TrainingFacts  # its form, and the distances that its check measured
 
@@ -146,24 +146,24 @@ def _train_lanes(loaded: LoadedModel, lora: LoraConfig, pairs: Sequence[Pair]) -
 
 def _list_recorded_distances(lanes: ComparedLanes) -> list[Comparison]:
     """Return the comparisons of gradients and updates, which the check of the training recorded."""
-    distances = lanes.facts.distances
-    assert distances.gradients is not None
-    assert distances.update is not None
+    record = lanes.facts.distances
+    assert record.gradients is not None
+    assert record.update is not None
     comparisons = [
         Comparison(
             quantity="gradients, float32",
-            off=distances.gradients.lane,
+            off=record.gradients.lane,
             limit=FLOAT32_TOLERANCE.lane,
             computed_by=lanes.form,
             note="of a fine-tuning, as a share of its size",
         )
     ]
-    rounding = distances.reference_rounding
-    if distances.gradients_in_16_bits is not None and rounding is not None:
+    rounding = record.reference_rounding
+    if record.gradients_in_16_bits is not None and rounding is not None:
         comparisons.append(
             Comparison(
                 quantity="gradients, 16 bits",
-                off=distances.gradients_in_16_bits.lane,
+                off=record.gradients_in_16_bits.lane,
                 limit=max(GRADIENT_LIMIT_16_BITS, ROUNDING_FACTOR * rounding.lane),
                 computed_by=lanes.form,
             )
@@ -171,7 +171,7 @@ def _list_recorded_distances(lanes: ComparedLanes) -> list[Comparison]:
     comparisons.append(
         Comparison(
             quantity="updates",
-            off=distances.update,
+            off=record.update,
             limit=UPDATE_TOLERANCE,
             computed_by=lanes.form,
             note="two of AdamW's",
@@ -183,7 +183,7 @@ def _list_recorded_distances(lanes: ComparedLanes) -> list[Comparison]:
 def _compare_adapters(loaded: LoadedModel, lanes: ComparedLanes) -> Comparison:
     """Compare trained adapters with those that PEFT trains for the same lanes in float32."""
 
-    def train(model: nn.Module) -> list[State]:
+    def train(model: nn.Module) -> list[AdapterTensors]:
         with wrapped_by_peft(model, lanes.bank) as wrapped:
             jobs = zip(lanes.specs, lanes.starts, strict=True)
             return [train_by_peft(wrapped, spec, start) for spec, start in jobs]
@@ -282,10 +282,10 @@ def _compute_in_both_precisions(
     Both are the same where the model is no model in 16 bits, or memory does not hold a whole copy.
     """
     in_own_precision = compute(model)
-    with open_float32_copy(model) as reference:
-        if not (reference.copied and reference.whole):
+    with open_trial_model(model) as trial_model:
+        if not (trial_model.is_float32_copy and trial_model.has_all_blocks):
             return in_own_precision, in_own_precision
-        return in_own_precision, compute(reference.model)
+        return in_own_precision, compute(trial_model.model)
 
 
 def _compare_log_likelihoods(
@@ -299,14 +299,14 @@ def _compare_log_likelihoods(
 
     In 16 bits a multiple of that tool's own rounding is allowed; ``whose`` rounding it is stands in the note.
     """
-    reference, exact = _compute_in_both_precisions(loaded.model, compute)
-    rounding = _largest_difference(reference, exact)
+    in_own_precision, in_float32 = _compute_in_both_precisions(loaded.model, compute)
+    rounding = _largest_difference(in_own_precision, in_float32)
     note = "nats"
     if rounding:
         note = f"nats; {whose} own 16 bits are off by {rounding:.2g}"
     return Comparison(
         quantity=quantity,
-        off=_largest_difference(ours.values, exact),
+        off=_largest_difference(ours.values, in_float32),
         limit=max(SCORE_LIMIT, SCORE_ROUNDING_FACTOR * rounding),
         computed_by=ours.paths,
         note=note,
@@ -391,9 +391,9 @@ def _keep_projections_apart(wrapped: Any, adapter_bank: AdapterBank) -> None:
         parameter.register_hook(functools.partial(torch.mul, device_mask))  # type: ignore[no-untyped-call]
 
 
-def _adapter_parameters(wrapped: Any) -> State:
+def _adapter_parameters(wrapped: Any) -> AdapterTensors:
     """Return the adapters' parameters by their names in PEFT's state."""
-    parameters: State = {}
+    parameters: AdapterTensors = {}
     for parameter_name, parameter in wrapped.named_parameters():
         if "lora_" in parameter_name:
             state_name = parameter_name.replace(".default", "").replace("_vector.weight", "_vector")
@@ -401,7 +401,7 @@ def _adapter_parameters(wrapped: Any) -> State:
     return parameters
 
 
-def _load_adapter(wrapped: Any, state: State) -> None:
+def _load_adapter(wrapped: Any, state: AdapterTensors) -> None:
     """Copy an adapter's weights into PEFT's layers; raise an error where PEFT adapts other layers."""
     parameters = _adapter_parameters(wrapped)
     if parameters.keys() != state.keys():
@@ -413,7 +413,7 @@ def _load_adapter(wrapped: Any, state: State) -> None:
             parameters[tensor_name].copy_(value)
 
 
-def train_by_peft(wrapped: Any, lane_spec: LaneSpec, start: State) -> State:
+def train_by_peft(wrapped: Any, lane_spec: LaneSpec, start: AdapterTensors) -> AdapterTensors:
     """Train one lane with PEFT and torch's AdamW, every example alone in its pass; return the adapter.
 
     An adapter that no token of a step reaches has a gradient of zero here, as in Potentia's lanes. Left to itself,
@@ -462,7 +462,9 @@ def _dtype_of_base(wrapped: Any) -> torch.dtype:
     raise TuningError("the model has no weights of its own")
 
 
-def adapter_distance(our_state: State, theirs: State, start: State) -> float:
+def adapter_distance(
+    our_state: AdapterTensors, theirs: AdapterTensors, start: AdapterTensors
+) -> float:
     """Return how far two adapters are from each other, as a share of how far the second moved from its start."""
     names = sorted(theirs)
     if sorted(our_state) != names:

@@ -37,11 +37,12 @@ MADE_UP_SIZE = 0.1  # of a layer's input, about, that an adapter made up for a t
 
 @dataclass(frozen=True)
 class AdapterSite:
-    """One adapted layer: its name, where it lies in the flat row, its widths, and the columns between them.
+    """One adapted layer: its name, where its numbers lie in the flat row, its widths, and the rank between them.
 
-    A stacked parameter has the columns of all its ``experts``; ``out_first`` says that it is (experts, out, in). It may
-    hold several projections (``parts``), whose outputs lie side by side or, where ``interleaved``, alternate; each has
-    an equal share of an expert's rank, and B is zero outside the projections' own blocks.
+    A stacked parameter has one adapter whose rank is that of all its ``experts`` together; ``out_first`` says that the
+    parameter is (experts, out, in). It may hold several ``projections``, whose outputs lie side by side or, where
+    ``interleaved``, alternate; each has an equal share of an expert's rank, and B is zero outside the projections' own
+    blocks.
 
     A linear layer that holds several projections has as many sites of its name, each for
     ``columns``: the indices of the layer's outputs that are this projection's; None where the layer is one projection.
@@ -53,29 +54,30 @@ class AdapterSite:
     fan_out: int
     offset: int
     size: int
-    rank: int
+    rank: int  # of all experts and projections together
     scale: float
     experts: int = 0
     out_first: bool = True
-    parts: int = 1
+    projections: int = 1
     interleaved: bool = False
     columns: Columns | None = None
     # whether PEFT takes a stacked parameter's outputs for its inputs: in its files, A and B change places
     is_turned_in_peft: bool = False
 
     @property
-    def part_rank(self) -> int:
+    def projection_rank(self) -> int:
         """The rank of one projection's adapter."""
-        return self.rank // (max(1, self.experts) * self.parts)
+        return self.rank // (max(1, self.experts) * self.projections)
 
     def block_mask(self, device: torch.device | None = None) -> Tensor:
         """Return 1 where B of an expert (rank, out) belongs to one projection on both sides, else 0."""
-        part_of_rank = torch.arange(self.parts * self.part_rank, device=device) // self.part_rank
-        columns = torch.arange(self.fan_out, device=device)
-        part_of_column = columns // (self.fan_out // self.parts)
+        ranks = torch.arange(self.projections * self.projection_rank, device=device)
+        projection_of_rank = ranks // self.projection_rank
+        outputs = torch.arange(self.fan_out, device=device)
+        projection_of_output = outputs // (self.fan_out // self.projections)
         if self.interleaved:
-            part_of_column = columns % self.parts
-        return (part_of_rank[:, None] == part_of_column).float()
+            projection_of_output = outputs % self.projections
+        return (projection_of_rank[:, None] == projection_of_output).float()
 
 
 PackedExperts = Callable[..., Tensor]
@@ -84,7 +86,7 @@ PackedLinear = Callable[[Tensor, Sequence[AdapterSite], Tensor, Tensor | None], 
 
 
 def bank_on(model: nn.Module) -> AdapterBank | None:
-    """Return the adapter bank that a model wears now."""
+    """Return the adapter bank that is installed on a model now."""
     adapters = installed_on(model)
     return adapters if isinstance(adapters, AdapterBank) else None
 
@@ -144,20 +146,24 @@ class AdapterBank:
         self.weights = torch.zeros(slots + 1, self.width, dtype=torch.float32, device=self.device)
         self.grads = torch.zeros_like(self.weights)
         self.work = torch.zeros_like(self.weights, dtype=self.dtype)
-        self.factors = torch.ones(self.width, device=self.device)
+        # (P,): what each number is multiplied by for ``work``: α/r in A, 1 in B
+        self.scales = torch.ones(self.width, device=self.device)
         for adapter_site in self.sites:
-            self.factors[
+            self.scales[
                 adapter_site.offset : adapter_site.offset + adapter_site.fan_in * adapter_site.rank
             ] = adapter_site.scale
+        # requires grad so that autograd calls our backward passes although all weights are frozen
         self.anchor = torch.zeros((), requires_grad=True, device=self.device)
         self._draw_order = _order_of_draws(model, self.sites, targets)
         self.stacked_at: dict[int, tuple[str, str]] = {}  # site → module's and parameter's name
         self._frozen = ExitStack()
-        # before forwards hold weights: a node of autograd from here would be on a stream that no capture may wait for
+        # Before the forwards are made, which hold transposed weights: autograd would record the transpose of a weight
+        # that requires grad, on this stream. Backward passes would then wait for this stream, and those that a CUDA
+        # graph captures may not.
         self._frozen.enter_context(requiring_gradients(model, False))
         self._forwards = self._make_forwards(targets)
-        self._wearing = ExitStack()
-        self._put_on()
+        self._installation = ExitStack()
+        self._install()
         note_installed(self)
 
     def _make_forwards(self, targets: AdapterTargets) -> dict[nn.Module, Any]:
@@ -176,16 +182,16 @@ class AdapterBank:
 
     # ---- on and off the model ---------------------------------------------------------------------
 
-    def _put_on(self) -> None:
-        self._wearing.enter_context(computing(self._forwards))
+    def _install(self) -> None:
+        self._installation.enter_context(computing(self._forwards))
         embedding = self.model.get_input_embeddings()  # type: ignore[operator]
         hook = embedding.register_forward_pre_hook(self._count_tokens)
-        self._wearing.callback(hook.remove)
-        self.worn = True
+        self._installation.callback(hook.remove)
+        self.is_installed = True
 
-    def _take_off(self) -> None:
-        self._wearing.close()
-        self.worn = False
+    def _uninstall(self) -> None:
+        self._installation.close()
+        self.is_installed = False
 
     def _count_tokens(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.routing.count = inputs[0].numel()
@@ -193,17 +199,17 @@ class AdapterBank:
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Let the model be as it was without adapters inside the block."""
-        was_worn = self.worn
-        self._take_off()
+        was_installed = self.is_installed
+        self._uninstall()
         try:
             yield
         finally:
-            if was_worn:
-                self._put_on()
+            if was_installed:
+                self._install()
 
     def close(self) -> None:
         """Take the adapters off: the model computes, and asks for gradients, as it did before."""
-        self._take_off()
+        self._uninstall()
         self._frozen.close()
         self._forwards = {}
 
@@ -224,7 +230,7 @@ class AdapterBank:
         """Bring the copies that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
         rows = range(self.slots + 1) if slots is None else slots
         for slot in rows:  # one at a time: all of them are a gigabyte
-            self.work[slot].copy_(self.weights[slot] * self.factors)
+            self.work[slot].copy_(self.weights[slot] * self.scales)
 
     def fresh_row(self, seed: int) -> Tensor:
         """Draw a new adapter's flat row from the seed alone, as PEFT draws it."""
@@ -280,7 +286,7 @@ class AdapterBank:
             _, lora_b = self.views(row[None], adapter_site)
             weight_size = MADE_UP_SIZE / (adapter_site.scale * max(1, adapter_site.rank) ** 0.5)
             lora_b.copy_(torch.randn(lora_b.shape, generator=stream) * weight_size)
-            if adapter_site.parts > 1:
+            if adapter_site.projections > 1:
                 by_expert = lora_b.view(-1, adapter_site.experts, adapter_site.fan_out)
                 by_expert.mul_(adapter_site.block_mask()[:, None])
         return row
@@ -289,7 +295,7 @@ class AdapterBank:
         """Return masks of the B's that hold several projections, by their names in PEFT's state."""
         masks: dict[str, Tensor] = {}
         for adapter_site in self.sites:
-            if adapter_site.parts == 1:
+            if adapter_site.projections == 1:
                 continue
             key = f"base_model.model.{adapter_site.name}.lora_B.weight"
             mask = adapter_site.block_mask()  # (rank of an expert, out)
@@ -448,7 +454,7 @@ def _stacked_site(stacked: StackedParameter, index: int, offset: int) -> Adapter
         scale=stacked.scale,
         experts=experts,
         out_first=stacked.out_first,
-        parts=stacked.parts,
+        projections=stacked.projections,
         interleaved=stacked.interleaved,
         is_turned_in_peft=stacked.out_first != reads_out_first(stacked.module, stacked.parameter),
     )

@@ -45,7 +45,7 @@ class LowRankAdapter:
         """Draw its numbers in a layer of a new row (1, P) as PEFT does: A uniform in ±1/√d, B zero."""
         lora_a, _ = adapter_bank.views(row, adapter_site)
         for columns in torch.split(
-            lora_a, adapter_site.part_rank, dim=2
+            lora_a, adapter_site.projection_rank, dim=2
         ):  # an expert's projection at a time
             columns.copy_(
                 (torch.rand(columns.shape, generator=stream) * 2 - 1) * adapter_site.fan_in**-0.5
@@ -99,9 +99,9 @@ class LowRankAdapter:
         add_adapter_share(ctx, x, adapter_bank, adapter_site, into=flat_output)
         return output
 
-    def backward(self, ctx: Any, slope: Tensor) -> Tensor | None:
+    def backward(self, ctx: Any, grad_output: Tensor) -> Tensor | None:
         """Add the adapters' gradients to the bank's; return the input's."""
-        return backpropagate_adapter_share(ctx, slope, ctx.base)
+        return backpropagate_adapter_share(ctx, grad_output, ctx.base)
 
 
 def turn_factors(lora_a: Tensor, lora_b: Tensor, experts: int) -> dict[str, Tensor]:

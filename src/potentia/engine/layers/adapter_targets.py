@@ -68,11 +68,13 @@ class StackedParameter:
     scope: (
         nn.Module
     )  # what runs once for each slot: the module, or one around it that is given rows in order
-    rank: int  # of an expert, all of its parts together
+    rank: int  # of an expert, all of its projections together
     scale: float
     out_first: bool  # (experts, out, in)
-    parts: int = 1  # projections in one matrix, each with an adapter of its own
-    interleaved: bool = False  # whether the parts' outputs alternate, rather than lie side by side
+    projections: int = 1  # in one matrix, each with an adapter of its own
+    interleaved: bool = (
+        False  # whether the projections' outputs alternate, rather than lie side by side
+    )
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,15 @@ def _find_all_linear(model: nn.Module, lora: LoraConfig) -> AdapterTargets:
     fused = {name: columns for name, columns in fused.items() if name not in as_parameters}
     layers = _put_fused_layers_first(layers, fused)
     for layer_name, columns in fused.items():
-        _set_rank_of_parts(config, layer_name, lora, rank=lora.r, parts=len(columns))
+        _set_rank_of_projections(config, layer_name, lora, rank=lora.r, projections=len(columns))
     config.target_modules = [name for name, _ in layers if name not in as_parameters]
     stacks = _find_stacks(model, config, lora, [module for _, module in layers])
     parameters = [f"{layer_name}.weight" for layer_name in sorted(as_parameters)]
     for stack_name, stack in stacks.items():
         parameters.append(stack_name)
-        _set_rank_of_parts(config, stack_name, lora, rank=stack.part_rank, parts=stack.parts)
+        _set_rank_of_projections(
+            config, stack_name, lora, rank=stack.projection_rank, projections=stack.projections
+        )
     stacked: list[StackedParameter] = []
     if parameters:
         _refuse_dropout(model, lora)
@@ -147,19 +151,21 @@ def _choose_all_layers(model: nn.Module, config: Any) -> list[tuple[str, nn.Modu
     ]
 
 
-def _set_rank_of_parts(
-    config: Any, layer_name: str, lora: LoraConfig, *, rank: int, parts: int
+def _set_rank_of_projections(
+    config: Any, layer_name: str, lora: LoraConfig, *, rank: int, projections: int
 ) -> None:
     """Give a matrix of several projections the rank of all of them in PEFT's config, and α so that the factor stays."""
     method = find_adapter_method(lora.kind)
     peft_alpha = method.peft_alpha_factor * lora.alpha
-    config.rank_pattern[re.escape(layer_name)] = rank * parts
-    config.alpha_pattern[re.escape(layer_name)] = peft_alpha * _alpha_factor(method, rank, parts)
+    config.rank_pattern[re.escape(layer_name)] = rank * projections
+    config.alpha_pattern[re.escape(layer_name)] = peft_alpha * _alpha_factor(
+        method, rank, projections
+    )
 
 
-def _alpha_factor(method: LowRankAdapter, rank: int, parts: int) -> float:
+def _alpha_factor(method: LowRankAdapter, rank: int, projections: int) -> float:
     """Return how many times α gives an adapter of so many times the rank the factor that it had."""
-    times = method.scale(rank, 1) / method.scale(rank * parts, 1)
+    times = method.scale(rank, 1) / method.scale(rank * projections, 1)
     return round(times) if abs(times - round(times)) < 1e-9 else times
 
 
@@ -192,9 +198,9 @@ class _Stack:
 
     scope: nn.Module
     out_first: bool
-    parts: int
+    projections: int
     interleaved: bool
-    part_rank: int
+    projection_rank: int
 
 
 def _find_stacks(
@@ -211,9 +217,9 @@ def _find_stacks(
                 stacks[f"{module_name}.{parameter_name}"] = _Stack(
                     scope=module,
                     out_first=not module.is_transposed,
-                    parts=EXPERT_PROJECTIONS[parameter_name],
+                    projections=EXPERT_PROJECTIONS[parameter_name],
                     interleaved=not getattr(module, "is_concatenated", True),
-                    part_rank=_rank_of_expert(model, lora),
+                    projection_rank=_rank_of_expert(model, lora),
                 )
     matrices = [matrix for matrix in find_matrices(model, adapted) if matrix.name not in stacks]
     renamed = find_names_in_files(model, config, [matrix.module_name for matrix in matrices])
@@ -227,18 +233,18 @@ def _find_stacks(
 def _describe_stack(model: nn.Module, lora: LoraConfig, matrix: Matrix) -> _Stack:
     """Describe a parameter that its module multiplies by, without saying how it lies."""
     is_interleaved = False
-    parts = matrix.groups
+    projections = matrix.groups
     if matrix.is_routed:
         columns = find_gates_and_ups_of_parameter(model, matrix.name, out_first=matrix.out_first)
         if columns:
-            parts = len(columns)
+            projections = len(columns)
             is_interleaved = columns[0][1] != columns[0][0] + 1
     return _Stack(
         scope=matrix.scope,
         out_first=matrix.out_first,
-        parts=parts,
+        projections=projections,
         interleaved=is_interleaved,
-        part_rank=_rank_of_expert(model, lora) if matrix.is_routed else lora.r,
+        projection_rank=_rank_of_expert(model, lora) if matrix.is_routed else lora.r,
     )
 
 
@@ -259,7 +265,7 @@ def _list_stacked_parameters(
                 entry,
                 scope=stack.scope,
                 out_first=stack.out_first,
-                parts=stack.parts,
+                projections=stack.projections,
                 interleaved=stack.interleaved,
             )
             stacked.append(described)

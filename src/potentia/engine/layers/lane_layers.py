@@ -175,34 +175,34 @@ def _make_dropout(
 
 
 def backpropagate_adapter_share(
-    ctx: Any, slope: Tensor, base_weight: Tensor | None
+    ctx: Any, grad_output: Tensor, base_weight: Tensor | None
 ) -> Tensor | None:
     """Add the adapters' gradients to the bank; return the input's, also through ``base_weight`` (d, o)."""
     by_row, inner = ctx.saved_tensors
     adapter_bank, adapter_site, owners, dropout, shape = ctx.held
     rows, tokens, width = by_row.shape
-    output_slope = slope.to(by_row.dtype).reshape(rows, tokens, -1).contiguous()  # (R, T, o)
+    grad_output = grad_output.to(by_row.dtype).reshape(rows, tokens, -1).contiguous()  # (R, T, o)
     lora_a, lora_b = (
-        move_beside(part, output_slope) for part in adapter_bank.gather_factors(adapter_site)
+        move_beside(part, grad_output) for part in adapter_bank.gather_factors(adapter_site)
     )
-    inner_slope = torch.bmm(output_slope, lora_b.transpose(1, 2))  # (R, T, r)
+    grad_inner = torch.bmm(grad_output, lora_b.transpose(1, 2))  # (R, T, r)
     dropped = by_row if dropout is None else dropout(by_row)
     add_factor_gradients(
-        adapter_bank, adapter_site, owners, dropped, inner, output_slope, inner_slope
+        adapter_bank, adapter_site, owners, dropped, inner, grad_output, grad_inner
     )
     if not ctx.needs_input_grad[0]:
         return None
     if base_weight is None:
-        input_slope = torch.bmm(inner_slope, lora_a.transpose(1, 2))
+        grad_input = torch.bmm(grad_inner, lora_a.transpose(1, 2))
         if dropout is not None:
-            input_slope = dropout(input_slope)
-        return input_slope.view(shape)
-    input_slope = (output_slope.view(rows * tokens, -1) @ base_weight.t()).view(rows, tokens, width)
+            grad_input = dropout(grad_input)
+        return grad_input.view(shape)
+    grad_input = (grad_output.view(rows * tokens, -1) @ base_weight.t()).view(rows, tokens, width)
     if dropout is None:
-        input_slope.baddbmm_(inner_slope, lora_a.transpose(1, 2))
+        grad_input.baddbmm_(grad_inner, lora_a.transpose(1, 2))
     else:
-        input_slope = dropout(torch.bmm(inner_slope, lora_a.transpose(1, 2)), add=input_slope)
-    return input_slope.view(shape)
+        grad_input = dropout(torch.bmm(grad_inner, lora_a.transpose(1, 2)), add=grad_input)
+    return grad_input.view(shape)
 
 
 def add_factor_gradients(
@@ -211,15 +211,15 @@ def add_factor_gradients(
     owners: Tensor,
     dropped: Tensor,
     inner: Tensor,
-    output_slope: Tensor,
-    inner_slope: Tensor,
+    grad_output: Tensor,
+    grad_inner: Tensor,
 ) -> None:
     """Add the gradients of A and B to the bank's, row by row in order."""
     a_sums, b_sums = adapter_bank.views(adapter_bank.grads, adapter_site)
-    b_gradients = torch.bmm(inner.transpose(1, 2), output_slope).float()
+    b_gradients = torch.bmm(inner.transpose(1, 2), grad_output).float()
     b_sums.index_add_(0, owners, move_beside(b_gradients, b_sums))
     a_sums = a_sums.transpose(1, 2)  # as it lies
-    a_gradients = torch.bmm(inner_slope.transpose(1, 2), dropped).float()
+    a_gradients = torch.bmm(grad_inner.transpose(1, 2), dropped).float()
     a_sums.index_add_(0, owners, move_beside(a_gradients, a_sums), alpha=adapter_site.scale)
 
 
@@ -353,18 +353,18 @@ class _StackedWeight(torch.autograd.Function):
             if adapter_site.out_first
             else (adapter_site.fan_in, adapter_site.fan_out)
         )
-        slope = grads[0].view(adapter_site.experts, *widths)
+        grad_weight = grads[0].view(adapter_site.experts, *widths)
         if not adapter_site.out_first:
-            slope = slope.transpose(1, 2)
-        slope = slope.to(lora_a.dtype)  # (E, o, i)
-        b_gradients = torch.bmm(slope, lora_a.transpose(1, 2))  # (E, o, r)
-        a_gradients = torch.bmm(lora_b.transpose(1, 2), slope)  # (E, r, i)
+            grad_weight = grad_weight.transpose(1, 2)
+        grad_weight = grad_weight.to(lora_a.dtype)  # (E, o, i)
+        b_gradients = torch.bmm(grad_weight, lora_a.transpose(1, 2))  # (E, o, r)
+        a_gradients = torch.bmm(lora_b.transpose(1, 2), grad_weight)  # (E, r, i)
         a_sums, b_sums = (
             part[slot] for part in adapter_bank.views(adapter_bank.grads, adapter_site)
         )
         a_gradients = a_gradients.permute(2, 0, 1).reshape(a_sums.shape).float()
         a_sums.add_(move_beside(a_gradients, a_sums), alpha=adapter_site.scale)
-        if adapter_site.parts > 1:
+        if adapter_site.projections > 1:
             b_gradients = b_gradients * move_beside(adapter_site.block_mask().t(), b_gradients)
         b_gradients = b_gradients.permute(2, 0, 1).reshape(b_sums.shape).float()
         b_sums.add_(move_beside(b_gradients, b_sums))

@@ -179,7 +179,7 @@ def _add_gradients(
     a_by_slot = a_by_slot.permute(1, 3, 0, 2).reshape(a_sums.shape)
     a_sums.add_(a_by_slot, alpha=adapter_site.scale)
     b_by_slot = b_gradients.view(adapter_site.experts, slots, expert_rank, adapter_site.fan_out)
-    if adapter_site.parts > 1:
+    if adapter_site.projections > 1:
         b_by_slot = b_by_slot * adapter_site.block_mask(b_by_slot.device).to(b_by_slot.dtype)
     b_sums.add_(b_by_slot.permute(1, 2, 0, 3).reshape(b_sums.shape))
 

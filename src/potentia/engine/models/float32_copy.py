@@ -34,47 +34,49 @@ SETTINGS_OF_ONE_BLOCK = ("layer_idx", "layer_id", "training", "name_or_path")
 
 
 @dataclass(frozen=True)
-class Float32Copy:
-    """The model to compare with: a float32 copy with so many of its blocks, or the model itself.
-
-    It is the model itself where that is precise already (float32, float64), quantised or spread over devices.
-    """
+class TrialModel:
+    """The model that a trial runs: a float32 copy with so many of the model's blocks, or the model itself."""
 
     model: nn.Module
-    blocks: int
-    model_blocks: int
-    copied: bool
+    is_float32_copy: bool
+    block_count: int  # of the copy; 1 where it is the model itself, whose blocks nobody counts
+    model_block_count: int
+
+    @classmethod
+    def itself(cls, model: nn.Module) -> TrialModel:
+        """Return the model itself, which has all its blocks."""
+        return cls(model=model, is_float32_copy=False, block_count=1, model_block_count=1)
 
     @property
-    def whole(self) -> bool:
+    def has_all_blocks(self) -> bool:
         """Whether no block was left out."""
-        return self.blocks == self.model_blocks
+        return self.block_count == self.model_block_count
 
 
 @contextmanager
-def open_float32_copy(model: nn.Module, *, all_blocks: bool = True) -> Iterator[Float32Copy]:
-    """Give a float32 copy of a model inside the ``with``; precise, quantised and spread models are their own.
+def open_trial_model(model: nn.Module, *, all_blocks: bool = True) -> Iterator[TrialModel]:
+    """Give a float32 copy of a model inside the ``with``; without ``all_blocks``, with two blocks of each kind.
 
-    Without ``all_blocks`` a copy has two blocks of each kind.
+    A model that is precise already (float32, float64), quantised or spread over devices is given itself.
     """
     first_weight = next(weight for weight in model.parameters() if weight.is_floating_point())
     is_precise = first_weight.dtype in (torch.float32, torch.float64)
     if is_precise or is_quantised(model) or is_spread(model):
-        yield Float32Copy(model=model, blocks=1, model_blocks=1, copied=False)
+        yield TrialModel.itself(model)
         return
     copy_bytes = FLOAT32_BYTES * sum(weight.numel() for weight in model.parameters())
-    float32_copy = _copy_in_float32(
+    trial_model = _copy_in_float32(
         model, all_blocks=all_blocks and copy_bytes <= _free_bytes(first_weight.device)
     )
     try:
-        yield float32_copy
+        yield trial_model
     finally:
-        del float32_copy
+        del trial_model
         if first_weight.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _copy_in_float32(model: nn.Module, *, all_blocks: bool) -> Float32Copy:
+def _copy_in_float32(model: nn.Module, *, all_blocks: bool) -> TrialModel:
     """Return a copy in float32 of the complete model, or of two blocks of each kind."""
     block_list = _find_block_list(model)
     block_count = len(block_list)
@@ -89,11 +91,11 @@ def _copy_in_float32(model: nn.Module, *, all_blocks: bool) -> Float32Copy:
     if len(chosen) < block_count:
         for config in configs_of(copied_model):
             _keep_settings_of_blocks(config, chosen, block_count)
-    return Float32Copy(
+    return TrialModel(
         model=copied_model.float().eval().requires_grad_(False),
-        blocks=len(chosen),
-        model_blocks=block_count,
-        copied=True,
+        is_float32_copy=True,
+        block_count=len(chosen),
+        model_block_count=block_count,
     )
 
 

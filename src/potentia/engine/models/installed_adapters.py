@@ -1,4 +1,4 @@
-"""Which adapters a model wears now: a copy of it is made without them."""
+"""Which adapters are installed on a model now: a copy of it is made without them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class InstalledAdapters(Protocol):
     """Adapters on the layers of a model."""
 
     model: nn.Module
-    worn: bool
+    is_installed: bool
 
     def suspended(self) -> AbstractContextManager[None]:
         """Let the model be as it was without adapters inside the block."""
@@ -28,8 +28,8 @@ def note_installed(adapters: InstalledAdapters) -> None:
 
 
 def installed_on(model: nn.Module) -> InstalledAdapters | None:
-    """Return the adapters that a model wears now."""
+    """Return the adapters that are installed on a model now."""
     adapters = _INSTALLED.get(id(model))
-    if adapters is None or adapters.model is not model or not adapters.worn:
+    if adapters is None or adapters.model is not model or not adapters.is_installed:
         return None
     return adapters

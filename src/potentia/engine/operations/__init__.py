@@ -172,7 +172,7 @@ class Operations(Protocol):
         second: Tensor,
         grads: Tensor,
         working_copy: Tensor,
-        factors: Tensor,
+        scales: Tensor,
         settings: Tensor,
         norms: Tensor,
     ) -> None:

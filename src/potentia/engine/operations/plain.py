@@ -392,7 +392,7 @@ def update_(
     second: Tensor,
     grads: Tensor,
     working_copy: Tensor,
-    factors: Tensor,
+    scales: Tensor,
     settings: Tensor,
     norms: Tensor,
 ) -> None:
@@ -426,5 +426,5 @@ def update_(
     first.copy_(torch.where(moving, new_first, first))
     second.copy_(torch.where(moving, new_second, second))
     lane_weights.copy_(torch.where(moving, new_weights, lane_weights))
-    working_copy[:lanes].copy_(lane_weights * factors)
+    working_copy[:lanes].copy_(lane_weights * scales)
     grads[:lanes].zero_()

@@ -1,8 +1,8 @@
 """Trials of training forms on one network: a model, or its float32 copy, with made-up adapters in three slots.
 
 A trial computes the losses and gradients of a few real rows in the form and by the reference, and measures how far
-apart they are. What is far apart in 16 bits is measured, too: a form may be a small multiple of the model's own
-rounding from float32 (``tolerance``).
+apart they are. How far apart they may be in 16 bits is measured, too: a small multiple of the distance from float32
+that the model's own rounding makes (``tolerance``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from potentia.engine.lane_spec import LaneSpec, TrainingRow
 from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.layers.fused_layers import FusedLayers
 from potentia.engine.models.device_layout import is_out_of_memory
-from potentia.engine.models.float32_copy import Float32Copy
+from potentia.engine.models.float32_copy import TrialModel
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.operations import Operations, choosing, compared_kernels, plain_operations
 from potentia.engine.operations.compared import ComparedKernels
@@ -45,9 +45,14 @@ from potentia.engine.proof.tolerance import (
 from potentia.engine.proof.training_rows import choose_training_rows
 from potentia.engine.proof.training_steps import make_stepper
 from potentia.engine.steps.lane_states import LaneStates, apply_update, settings_of_update
-from potentia.engine.steps.pass_plan import MEMORY_HINT, PassPlan, row_too_long_error
+from potentia.engine.steps.pass_plan import (
+    MEMORY_HINT,
+    UNLIMITED_TOKENS,
+    PassPlan,
+    row_too_long_error,
+)
 from potentia.errors import TuningError
-from potentia.values.engine_records import FormDistances
+from potentia.values.engine_records import FormRecord
 from potentia.values.recipe import LoraConfig, Schedule
 from potentia.values.training_form import TrainingForm
 
@@ -56,6 +61,7 @@ LONGEST_PLAIN_ROW = 2048
 SHORTEST_ROW = 32  # tokens: where such rows do not fit in memory, the check gives up
 TRIED_LEARNING_RATE = 1e-3  # of the updates that are compared
 COMPARED_UPDATES = 2
+TRIED_STEPS = 8  # of the schedule whose first updates are compared
 
 
 @dataclass(frozen=True)
@@ -79,10 +85,10 @@ class ReferenceRows:
 
 @dataclass(frozen=True)
 class FormComparison:
-    """The result of comparing a form with the reference: why it is refused, or None, and the distances."""
+    """The result of comparing a form with the reference: why it is refused, or None, and what was measured."""
 
     refusal: Refusal | None
-    distances: FormDistances
+    record: FormRecord
 
 
 class FormTrial:
@@ -94,16 +100,18 @@ class FormTrial:
 
     def __init__(
         self,
-        float32_copy: Float32Copy,
+        trial_model: TrialModel,
         settings: TrialSettings,
         *,
         float32_trial: FormTrial | None = None,
     ) -> None:
-        self.model = float32_copy.model
+        self.model = trial_model.model
         self.settings = settings
         self.float32_trial = float32_trial
-        self.is_copy = float32_copy.copied  # of a model in 16 bits, which is what runs
-        self.has_all_blocks = float32_copy.whole
+        self.is_float32_copy = (
+            trial_model.is_float32_copy
+        )  # of a model in 16 bits, which is what runs
+        self.has_all_blocks = trial_model.has_all_blocks
         self.split = SplitModel(self.model)
         self.bank = AdapterBank(self.model, settings.lora, TRIAL_SLOTS)
         if float32_trial is None:
@@ -112,38 +120,40 @@ class FormTrial:
             self.bank.weights.copy_(float32_trial.bank.weights)
             self.bank.refresh_work()
         self.longest = settings.limit  # tokens of the longest trial row
-        self.blocks: FusedLayers | None = None  # made when the fused form is tried
-        self._blocks_in_copy = None if float32_copy.whole else float32_copy.blocks
+        self.fused_layers: FusedLayers | None = None  # made when the fused form is tried
+        self._copied_block_count: int | None = None  # where the copy does not have all blocks
+        if not trial_model.has_all_blocks:
+            self._copied_block_count = trial_model.block_count
         # by draw, with dropout and without
         self._references: dict[tuple[int, bool], ReferenceRows] = {}
 
     def compare(self, training_form: TrainingForm, draw_number: int) -> FormComparison:
         """Compare a form with the reference on one draw of rows; an error that the form raises is a refusal."""
-        if training_form is TrainingForm.FUSED and self.blocks is None:
-            self.blocks = FusedLayers.of(self.model)
-            if self.blocks is None:
-                return FormComparison(ABSENT, FormDistances())
-        with self._dropout_for_form(training_form):
+        if training_form is TrainingForm.FUSED and self.fused_layers is None:
+            self.fused_layers = FusedLayers.of(self.model)
+            if self.fused_layers is None:
+                return FormComparison(ABSENT, FormRecord())
+        with self._no_dropout_for_one_lane(training_form):
             reference = self.compute_reference(draw_number)
-            distances = self._describe_rows(reference)
+            record = self._begin_record(reference)
             tried_operations = self._choose_operations(reference.rows)
             try:
                 with choosing(tried_operations):
-                    comparison = self._compare_gradients(training_form, reference, distances)
+                    comparison = self._compare_gradients(training_form, reference, record)
                     # updates are compared on the model itself, whose adapters have the dtype of the run
-                    if comparison.refusal is None and not self.is_copy:
-                        comparison = self._compare_updates(reference, comparison.distances)
+                    if comparison.refusal is None and not self.is_float32_copy:
+                        comparison = self._compare_updates(reference, comparison.record)
                 if isinstance(tried_operations, ComparedKernels):
                     shares = tried_operations.check_distances()
-                    distances = replace(comparison.distances, kernels=shares)
-                    comparison = replace(comparison, distances=distances)
+                    record = replace(comparison.record, kernels=shares)
+                    comparison = replace(comparison, record=record)
             except Exception as error:  # whatever it is, the form is not taken
-                return FormComparison(Refusal.from_error(error), distances)
+                return FormComparison(Refusal.from_error(error), record)
         return comparison
 
     @contextmanager
-    def _dropout_for_form(self, training_form: TrainingForm) -> Iterator[None]:
-        """Switch dropout off inside the block for the form of one lane a pass.
+    def _no_dropout_for_one_lane(self, training_form: TrainingForm) -> Iterator[None]:
+        """Switch dropout off inside the block where the form is that of one lane a pass.
 
         Dropout is drawn by a token's place in its row, and there the model's own forward may reorder the tokens.
         """
@@ -190,43 +200,44 @@ class FormTrial:
             raise row_too_long_error(rows, MEMORY_HINT) from error
         self.longest = longest // 2
 
-    def _describe_rows(self, reference: ReferenceRows) -> FormDistances:
-        """Return what a comparison is made on, without distances yet."""
-        return FormDistances(
+    def _begin_record(self, reference: ReferenceRows) -> FormRecord:
+        """Return the record of a comparison with the rows that it is made on, without distances yet."""
+        return FormRecord(
             few_rows=self.settings.few_rows,
             rows=tuple(len(row.ids) for row in reference.rows),
             dtype=str(self.bank.dtype).removeprefix("torch."),
-            blocks=self._blocks_in_copy,
+            blocks=self._copied_block_count,
         )
 
     # ---- comparing ------------------------------------------------------------------------------------------------
 
     def _choose_operations(self, rows: Sequence[TrainingRow]) -> Operations | None:
-        """Choose the operations that a form is tried with; None for those that the device has anyway.
+        """Choose the operations that a form is tried with.
 
+        None, the device's own, for rows that are too long for plain attention.
         A copy computes by plain operations; with the model itself, its kernels are compared with the plain ones.
         """
         if max(len(row.ids) for row in rows) > LONGEST_PLAIN_ROW:
             return None
-        if self.is_copy:
+        if self.is_float32_copy:
             return plain_operations()
         return compared_kernels(self.bank.device, self.bank.dtype)
 
     def _compare_gradients(
-        self, training_form: TrainingForm, reference: ReferenceRows, distances: FormDistances
+        self, training_form: TrainingForm, reference: ReferenceRows, record: FormRecord
     ) -> FormComparison:
         """Refuse a form whose losses or gradients are too far from the reference's."""
-        allowed, distances = self._choose_tolerance(reference, distances)
+        allowed, record = self._choose_tolerance(reference, record)
         rows = reference.rows
         distance = self._measure_form(training_form, rows, reference)
         if self.float32_trial is None:
-            distances = replace(distances, gradients=distance.to_record())
+            record = replace(record, gradients=distance.to_record())
         else:
-            distances = replace(distances, gradients_in_16_bits=distance.to_record())
+            record = replace(record, gradients_in_16_bits=distance.to_record())
         if not distance.is_within(allowed) and is_full_precision(self.bank.dtype):
             noise = self._measure_noise(reference)
-            allowed = noise.scale(ROUNDING_FACTOR, FLOAT32_TOLERANCE).limit_to(NOISE_LIMIT)
-            distances = replace(distances, reference_noise=noise.to_record())
+            allowed = noise.scale(ROUNDING_FACTOR).at_least(FLOAT32_TOLERANCE).at_most(NOISE_LIMIT)
+            record = replace(record, reference_noise=noise.to_record())
         refusal: Refusal | None = None
         if not distance.is_within(allowed):
             refusal = Refusal(distance.describe_excess(allowed), retry=True)
@@ -235,28 +246,28 @@ class FormTrial:
             if not reversed_distance.is_within(allowed):
                 reason = f"losses and gradients depend on the order of rows: {reversed_distance}"
                 refusal = Refusal(reason, retry=True)
-        return FormComparison(refusal, distances)
+        return FormComparison(refusal, record)
 
     def _choose_tolerance(
-        self, reference: ReferenceRows, distances: FormDistances
-    ) -> tuple[Distance, FormDistances]:
+        self, reference: ReferenceRows, record: FormRecord
+    ) -> tuple[Distance, FormRecord]:
         """Choose how far a form may be from the reference: in 16 bits, a multiple of the model's own rounding.
 
         That rounding is its distance from float32 where the reference is in float32, else what padding of the rows
-        changes. It is added to the distances where it is one from float32.
+        changes. It is added to the record where it is one from float32.
         """
         if is_full_precision(self.bank.dtype):
-            return FLOAT32_TOLERANCE, distances
+            return FLOAT32_TOLERANCE, record
         padding = SHAPE_PADDING if self.float32_trial is None else 0
         model_gradients = reference_gradients(
             self.model, self.bank, reference.rows, padding=padding
         )
         rounding = self.measure_distance(model_gradients, reference)
         if self.float32_trial is None:
-            return rounding.scale(ROUNDING_FACTOR, HALF_FROM_HALF), distances
+            return rounding.scale(ROUNDING_FACTOR).at_least(HALF_FROM_HALF), record
         lane = max(LANE_ROUNDING_FACTOR * rounding.lane, HALF_FROM_FLOAT32.lane)
-        allowed = rounding.scale(ROUNDING_FACTOR, HALF_FROM_FLOAT32)._replace(lane=lane)
-        return allowed, replace(distances, reference_rounding=rounding.to_record())
+        allowed = rounding.scale(ROUNDING_FACTOR).at_least(HALF_FROM_FLOAT32)._replace(lane=lane)
+        return allowed, replace(record, reference_rounding=rounding.to_record())
 
     def _measure_noise(self, reference: ReferenceRows) -> Distance:
         """Measure how far the reference in float32 moves when the embeddings move by their last bit.
@@ -268,7 +279,7 @@ class FormTrial:
         for seed in range(NOISE_DRAWS):
             with embeddings_moved_by_last_bit(self.model, seed):
                 moved_gradients = reference_gradients(self.model, self.bank, reference.rows)
-            noise = self.measure_distance(moved_gradients, reference).scale(1.0, noise)
+            noise = self.measure_distance(moved_gradients, reference).at_least(noise)
         return noise
 
     def _measure_form(
@@ -290,11 +301,11 @@ class FormTrial:
     ) -> Gradients:
         """Compute losses and gradients of these rows in a form, all in one pass if it may."""
         states = LaneStates(self.bank.slots, self.bank.width, self.bank.device)
-        stepper = make_stepper(training_form, self.split, self.bank, states, self.blocks)
+        stepper = make_stepper(training_form, self.split, self.bank, states, self.fused_layers)
         one_pass = PassPlan(
             slots=self.bank.slots,
-            token_budget=1 << 40,
-            pass_price=1 << 40,
+            token_budget=UNLIMITED_TOKENS,
+            pass_price=UNLIMITED_TOKENS,
             checkpointing=self.settings.recompute,
         )
         stepper.clear()
@@ -304,16 +315,14 @@ class FormTrial:
         stepper.clear()
         return losses, gradients
 
-    def _compare_updates(
-        self, reference: ReferenceRows, distances: FormDistances
-    ) -> FormComparison:
+    def _compare_updates(self, reference: ReferenceRows, record: FormRecord) -> FormComparison:
         """Refuse updates that are not AdamW's."""
         schedule = self.settings.specs[0].schedule
         error = measure_update_error(self.bank, reference.gradients, schedule)
         refusal: Refusal | None = None
         if not error <= UPDATE_TOLERANCE:
             refusal = Refusal(f"its updates are off by {error:.1e} from AdamW's")
-        return FormComparison(refusal, replace(distances, update=error))
+        return FormComparison(refusal, replace(record, update=error))
 
 
 def measure_update_error(
@@ -332,16 +341,17 @@ def measure_update_error(
     tried_schedule = replace(schedule, warmup_steps=0, learning_rate=TRIED_LEARNING_RATE)
     try:
         for step in range(COMPARED_UPDATES):
-            settings = settings_of_update(tried_schedule, step, 8)
+            settings = settings_of_update(tried_schedule, step, TRIED_STEPS)
             for slot, optimizer in zip(slots, optimizers, strict=True):
                 gradient = reference_gradients[slot]
                 gradient_norm = float(torch.linalg.vector_norm(gradient))
                 factor = choose_gradient_factor(schedule, gradient_norm, is_second=step == 1)
                 adapter_bank.grads[slot].copy_(gradient * factor)
                 optimizer.step(gradient * factor, settings.learning_rate)
-            table = torch.tensor(
-                [[*settings, 1.0, step == 0]] * len(slots), device=adapter_bank.device
-            )
+            takes_step = 1.0
+            is_first_step = step == 0
+            settings_row = [*settings, takes_step, is_first_step]
+            table = torch.tensor([settings_row] * len(slots), device=adapter_bank.device)
             apply_update(adapter_bank, states, losses, table)
         return max(optimizer.measure_error() for optimizer in optimizers)
     finally:

@@ -257,7 +257,7 @@ class _FullRehearsal:
                     parameter.grad = gradient
                 if padded is not None:
                     own_rounding = measure_gradients_distance(padded, reference)
-                    allowed = own_rounding.scale(ROUNDING_FACTOR, HALF_FROM_HALF)
+                    allowed = own_rounding.scale(ROUNDING_FACTOR).at_least(HALF_FROM_HALF)
         if distance.is_within(allowed):
             return None
         return Refusal(

@@ -68,7 +68,7 @@ def find_working_copy_fault(adapter_bank: AdapterBank, slot: int) -> str | None:
 
     Passes multiply with the working copy: the adapter times its scale, in the model's dtype.
     """
-    expected = (adapter_bank.weights[slot] * adapter_bank.factors).to(adapter_bank.work.dtype)
+    expected = (adapter_bank.weights[slot] * adapter_bank.scales).to(adapter_bank.work.dtype)
     if torch.equal(adapter_bank.work[slot], expected):
         return None
     return "passes would use another adapter than its own"

@@ -256,7 +256,7 @@ def _adapted_parameter(
     )
     lora_a = lora_a.view(adapter_site.fan_in, adapter_site.experts, expert_rank)
     lora_b = lora_b.view(expert_rank, adapter_site.experts, adapter_site.fan_out)
-    if adapter_site.parts > 1:
+    if adapter_site.projections > 1:
         lora_b = lora_b * move_beside(adapter_site.block_mask().to(lora_b.dtype), lora_b)[:, None]
     # e experts, i inputs, o outputs, r the rank of one expert
     equation = "ier,reo->eoi" if adapter_site.out_first else "ier,reo->eio"

@@ -398,7 +398,7 @@ class _Rehearsal:
                 self.run.model, self.bank, rows, padding=SHAPE_PADDING, loss=transformers_loss
             )
         own_rounding = measure_slots_distance(self.bank, self._padded_gradients, reference, slots)
-        return own_rounding.scale(ROUNDING_FACTOR, least)
+        return own_rounding.scale(ROUNDING_FACTOR).at_least(least)
 
     def _find_idle_lane(self, rows: Sequence[TrainingRow]) -> Refusal | None:
         """Return a refusal if some lane has targets but no gradient, or None."""

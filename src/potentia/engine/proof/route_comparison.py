@@ -37,11 +37,12 @@ def compare_in_one_dtype(
     trial_network: TrialNetwork,
     record: RouteRecord,
     *,
-    is_copy: bool,
+    is_float32_copy: bool,
 ) -> RouteComparison:
-    """Compare a route with the reference on the same network; ``is_copy``: the float32 copy of a model in 16 bits.
+    """Compare a route with the reference on the same network.
 
-    Differences beyond the usual tolerance are allowed where the model itself rounds so much.
+    ``is_float32_copy`` says that the network is the float32 copy of a model in 16 bits. Differences beyond the usual
+    tolerance are allowed where the model itself rounds so much.
     """
     if isinstance(measured, Refusal):
         return RouteComparison(measured, record)
@@ -60,7 +61,7 @@ def compare_in_one_dtype(
             continue
         rounding = _measure_rounding(trial_network.network, sequence, expected)
         allowed = ROUNDING_FACTOR * rounding
-        if is_copy:
+        if is_float32_copy:
             allowed = max(allowed, UNNOTICED)
         if not root_mean_square(differences) <= min(allowed, largest_allowed):
             reason = (

@@ -19,7 +19,7 @@ from potentia.engine.layers.draft import Draft
 from potentia.engine.layers.network import Network
 from potentia.engine.layers.prefix_tree import ScoredSequence, group_rows, pack_sequences
 from potentia.engine.models.device_layout import is_out_of_memory
-from potentia.engine.models.float32_copy import open_float32_copy
+from potentia.engine.models.float32_copy import open_trial_model
 from potentia.engine.operations import choosing, plain_operations
 from potentia.engine.proof.constants import TRIAL_SLOTS
 from potentia.engine.proof.refusal import Refusal
@@ -123,9 +123,9 @@ def open_trial_networks(
 ) -> Iterator[TrialNetworks]:
     """Give the networks of a full check: a float32 copy beside the model itself, or the model alone."""
     with ExitStack() as stack:
-        float32_copy = stack.enter_context(open_float32_copy(network.model))
+        trial_model = stack.enter_context(open_trial_model(network.model))
         model_itself = stack.enter_context(open_model_itself(network, owners, few_rows=few_rows))
-        if not float32_copy.copied:
+        if not trial_model.is_float32_copy:
             yield TrialNetworks(float32=model_itself, half=None, has_all_blocks=True)
             return
         adapter_bank = None
@@ -135,18 +135,18 @@ def open_trial_networks(
         copied_owners = [-1]
         if adapter_bank is not None:
             slots = len(model_itself.owners) - 1
-            copied_bank = AdapterBank(float32_copy.model, adapter_bank.lora, slots)
+            copied_bank = AdapterBank(trial_model.model, adapter_bank.lora, slots)
             stack.callback(copied_bank.close)
             copied_bank.make_up_adapters()
             copied_owners = model_itself.owners
         fused = network.fused_layers is not None
         with choosing(plain_operations()):
-            loaded_copy = _replace_model(loaded, float32_copy.model)
+            loaded_copy = _replace_model(loaded, trial_model.model)
             copied_network = Network(loaded_copy, copied_bank, fused=fused)
         if fused and copied_network.fused_layers is None:
             raise ValueError("a copy in float32 has layers of another kind")
         float32 = TrialNetwork(copied_network, copied_owners, few_rows)
-        yield TrialNetworks(float32, half=model_itself, has_all_blocks=float32_copy.whole)
+        yield TrialNetworks(float32, half=model_itself, has_all_blocks=trial_model.has_all_blocks)
 
 
 def _replace_model(loaded: LoadedModel, float32_model: torch.nn.Module) -> LoadedModel:

@@ -428,7 +428,7 @@ class _RoutePath:
         measured = self.trials.few_rows_results[self.case.route]
         network = self.trials.few_rows_network
         if is_full_precision(network.network.dtype):
-            comparison = compare_in_one_dtype(measured, network, self.record, is_copy=False)
+            comparison = compare_in_one_dtype(measured, network, self.record, is_float32_copy=False)
         else:
             comparison = compare_in_16_bits(measured, network, self.record, rounding=self.rounding)
         if comparison.refusal is None:
@@ -439,7 +439,7 @@ class _RoutePath:
         """Compare in float32, or in the model's own precision where it has no float32 copy."""
         measured = self.trials.float32_results[self.case.route]
         comparison = compare_in_one_dtype(
-            measured, self.trials.networks.float32, self.record, is_copy=self.is_in_16_bits
+            measured, self.trials.networks.float32, self.record, is_float32_copy=self.is_in_16_bits
         )
         self.record = comparison.record
         return comparison.refusal

@@ -31,15 +31,19 @@ class Distance(NamedTuple):
         pairs = zip(self, allowed, strict=True)
         return all(math.isfinite(share) and share <= limit for share, limit in pairs)
 
-    def scale(self, factor: float, least: Distance) -> Distance:
-        """Return the shares multiplied by a factor, and each no smaller than that of ``least``."""
-        pairs = zip(self, least, strict=True)
-        return Distance(*(max(factor * share, low) for share, low in pairs))
+    def scale(self, factor: float) -> Distance:
+        """Return the shares multiplied by a factor."""
+        return Distance(*(factor * share for share in self))
 
-    def limit_to(self, limits: Distance) -> Distance:
-        """Return the shares, each no larger than that of ``limits``."""
-        pairs = zip(self, limits, strict=True)
-        return Distance(*(min(share, limit) for share, limit in pairs))
+    def at_least(self, lowest: Distance) -> Distance:
+        """Return the shares, each no smaller than that of ``lowest``."""
+        pairs = zip(self, lowest, strict=True)
+        return Distance(*(max(share, low) for share, low in pairs))
+
+    def at_most(self, highest: Distance) -> Distance:
+        """Return the shares, each no larger than that of ``highest``."""
+        pairs = zip(self, highest, strict=True)
+        return Distance(*(min(share, high) for share, high in pairs))
 
     def to_record(self) -> GradientDistance:
         """Return the distance as results record it."""
@@ -104,7 +108,7 @@ def working_copy_error(adapter_bank: AdapterBank, slots: Sequence[int]) -> float
     Passes multiply with the working copies: adapters times their scales, in the model's dtype.
     """
     chosen_slots = list(slots)
-    scaled_weights = adapter_bank.weights[chosen_slots] * adapter_bank.factors
+    scaled_weights = adapter_bank.weights[chosen_slots] * adapter_bank.scales
     rounded_weights = scaled_weights.to(adapter_bank.work.dtype)
     rounding = float(torch.linalg.vector_norm(rounded_weights - scaled_weights))
     error = float(torch.linalg.vector_norm(adapter_bank.work[chosen_slots] - scaled_weights))

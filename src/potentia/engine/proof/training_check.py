@@ -33,13 +33,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from potentia.engine.models.float32_copy import Float32Copy, open_float32_copy
+from potentia.engine.models.float32_copy import TrialModel, open_trial_model
 from potentia.engine.proof.form_trial import FormComparison, FormTrial, TrialSettings
 from potentia.engine.proof.ladder import climb_ladder
 from potentia.engine.proof.reference import check_scales, reference_loss
 from potentia.engine.proof.refusal import Refusal, RefusalCause, cannot_tune_error
 from potentia.engine.proof.training_rows import choose_training_rows
-from potentia.values.engine_records import FormDistances, TrainingFacts
+from potentia.values.engine_records import FormRecord, TrainingFacts
 from potentia.values.training_form import TrainingForm
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def choose_training_form(
         facts=TrainingFacts(
             form=path.training_form,
             not_taken=_list_reasons(refusals),
-            distances=path.distances,
+            distances=path.record,
         ),
     )
     if proof is not None and not form_check.was_full:
@@ -227,8 +227,8 @@ class _FormTrials:
     @cached_property
     def float32(self) -> FormTrial:
         """The trial on the float32 copy, or on the model itself where that is precise already."""
-        float32_copy = self._stack.enter_context(open_float32_copy(self.model))
-        trial = FormTrial(float32_copy, self.settings)
+        trial_model = self._stack.enter_context(open_trial_model(self.model))
+        trial = FormTrial(trial_model, self.settings)
         self._stack.callback(trial.bank.close)
         check_scales(trial.bank)
         return trial
@@ -240,20 +240,19 @@ class _FormTrials:
         A copy without all blocks has other gradients than the model, whose reference is then computed in 16 bits.
         """
         settings = replace(self.settings, limit=self.float32.longest)
-        model_itself = Float32Copy(self.model, 1, 1, copied=False)
         float32_trial = self.float32 if self.float32.has_all_blocks else None
-        trial = FormTrial(model_itself, settings, float32_trial=float32_trial)
+        trial = FormTrial(TrialModel.itself(self.model), settings, float32_trial=float32_trial)
         self._stack.callback(trial.bank.close)
         return trial
 
 
 class _TrainingPath:
-    """A training form of one model on the ladder of proof, with the distances of its last comparisons."""
+    """A training form of one model on the ladder of proof, with the record of its last comparisons."""
 
     def __init__(self, training_form: TrainingForm, trials: _FormTrials) -> None:
         self.training_form = training_form
         self.trials = trials
-        self.distances = FormDistances()
+        self.record = FormRecord()
 
     def __str__(self) -> str:
         return f"{type(self.trials.model).__name__} as {self.training_form.words}"
@@ -261,7 +260,7 @@ class _TrainingPath:
     @property
     def is_in_16_bits(self) -> bool:
         """Whether the model is in 16 bits and has a float32 copy."""
-        return self.trials.float32.is_copy
+        return self.trials.float32.is_float32_copy
 
     def compare_few_rows(self) -> Refusal | None:
         """Compare on two rows, and look whether the model's own loss is a number.
@@ -278,21 +277,21 @@ class _TrainingPath:
         if not math.isfinite(loss):
             return Refusal("its loss is not a number")
         comparison = _compare_on_few_rows(model, settings, self.training_form)
-        self.distances = comparison.distances
+        self.record = comparison.record
         return comparison.refusal
 
     def compare_in_float32(self, draw_number: int) -> Refusal | None:
         """Compare in float32, or in the model's own precision where it has no float32 copy."""
         comparison = self.trials.float32.compare(self.training_form, draw_number)
-        self.distances = comparison.distances
+        self.record = comparison.record
         return comparison.refusal
 
     def compare_in_16_bits(self, draw_number: int) -> Refusal | None:
         """Compare the model itself, in 16 bits."""
         comparison = self.trials.half.compare(self.training_form, draw_number)
-        in_16_bits = comparison.distances
-        self.distances = replace(
-            self.distances,
+        in_16_bits = comparison.record
+        self.record = replace(
+            self.record,
             gradients_in_16_bits=in_16_bits.gradients_in_16_bits or in_16_bits.gradients,
             reference_rounding=in_16_bits.reference_rounding,
             update=in_16_bits.update,
@@ -312,10 +311,10 @@ def _compare_on_few_rows(
     refusal = Refusal("")
     for all_blocks in (False, True):
         try:
-            with open_float32_copy(model, all_blocks=all_blocks) as float32_copy:
-                trial = FormTrial(float32_copy, replace(settings, few_rows=True))
+            with open_trial_model(model, all_blocks=all_blocks) as trial_model:
+                trial = FormTrial(trial_model, replace(settings, few_rows=True))
                 with closing(trial.bank):
                     return trial.compare(training_form, draw_number=0)
         except Exception as error:  # whatever the model raises, the form is not known to be right
             refusal = Refusal.from_error(error)
-    return FormComparison(refusal, FormDistances(few_rows=True))
+    return FormComparison(refusal, FormRecord(few_rows=True))

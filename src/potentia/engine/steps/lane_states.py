@@ -121,7 +121,7 @@ def apply_update(
         states.second_moments,
         adapter_bank.grads,
         adapter_bank.work,
-        adapter_bank.factors,
+        adapter_bank.scales,
         table,
         norms,
     )

@@ -67,6 +67,7 @@ class Workload:
         return min(self.lanes, fitting_lanes)
 
 
+UNLIMITED_TOKENS = 1 << 40  # more than any pass has
 SMALLEST_BUDGET = 64  # tokens: passes are not made smaller than this
 STATE_SHARE = 0.7  # of the memory beside the weights that lanes' states may take
 ACTIVATION_SHARE = 0.6  # of what is free beside weights and states that activations may take

@@ -32,10 +32,10 @@ from potentia.engine.proof.tolerance import FLOAT32_TOLERANCE, Distance
 from potentia.engine.proof.training_check import TrainingFormCheck
 from potentia.engine.proof.training_rows import choose_training_rows
 from potentia.engine.steps.padded_pass import assemble_batch, backpropagate
-from potentia.engine.steps.pass_plan import PassPlan, divide_rows
+from potentia.engine.steps.pass_plan import UNLIMITED_TOKENS, PassPlan, divide_rows
 from potentia.engine.training.snapshot import Snapshots
 from potentia.engine.training.trainer import Trainer
-from potentia.values.engine_records import FormDistances, TrainingFacts
+from potentia.values.engine_records import FormRecord, TrainingFacts
 from potentia.values.recipe import Schedule
 from potentia.values.training_form import TrainingForm
 
@@ -202,7 +202,7 @@ def check_full(
             may_recompute = trial.may_recompute()
             facts = TrainingFacts(
                 form=training_form,
-                distances=trial.distances,
+                distances=trial.record,
                 check_seconds=round(time.monotonic() - began, 3),
             )
             return TrainingFormCheck(training_form, may_recompute=may_recompute, facts=facts)
@@ -231,7 +231,7 @@ class _FullTrial:
         self.spec = lane_spec
         self.limit = limit
         self.form = training_form
-        self.distances = FormDistances()
+        self.record = FormRecord()
 
     def compare(self, draw_number: int) -> Refusal | None:
         """Compare with the reference on a draw of rows.
@@ -247,7 +247,7 @@ class _FullTrial:
             distance = self._measure_distance()
         except Exception as error:  # whatever the model raises, the form is not taken
             return Refusal.from_error(error)
-        self.distances = FormDistances(
+        self.record = FormRecord(
             rows=tuple(len(row.ids) for row in self.rows), gradients=distance.to_record()
         )
         if distance.is_within(FLOAT32_TOLERANCE):
@@ -262,7 +262,7 @@ class _FullTrial:
 
     def _measure_distance(self) -> Distance:
         """Measure how far the form's loss and gradients are from the reference's, with all rows in one pass."""
-        one_pass = PassPlan(slots=1, token_budget=1 << 40, pass_price=1 << 40)
+        one_pass = PassPlan(slots=1, token_budget=UNLIMITED_TOKENS, pass_price=UNLIMITED_TOKENS)
         passes = run_passes(self.split, self.rows, one_pass, self.form)
         return _gradients_distance(_compute_full_gradients(self.model, passes), self.reference)
 

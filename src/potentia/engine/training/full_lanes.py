@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from potentia.engine.lane_spec import LaneSpec, TrainingRow
-from potentia.engine.models.float32_copy import open_float32_copy
+from potentia.engine.models.float32_copy import open_trial_model
 from potentia.engine.models.loading import LoadedModel
 from potentia.engine.models.quantization import is_quantised
 from potentia.engine.models.split_model import requiring_gradients
@@ -56,7 +56,7 @@ UNDER_WAY = "under-way"  # the folder of snapshots
 LOCAL_FORMS = (TrainingForm.PADDED, TrainingForm.ONE_LANE, TrainingForm.ONE_ROW)
 SHARDED_FORMS = (TrainingForm.ONE_LANE, TrainingForm.ONE_ROW)
 
-State = tuple[str, int]  # a lane's key and an epoch
+StateKey = tuple[str, int]  # a lane's key and an epoch
 
 
 class FullLanes(Trainer):
@@ -94,7 +94,7 @@ class FullLanes(Trainer):
         self._gradients_required.enter_context(requiring_gradients(self.model, True))
         self._states_by_lane: dict[str, SavedStates] = {}  # of the lanes trained here
         # the lane and epoch whose state the model's weights are now; None for any other weights
-        self.loaded_state: State | None = None
+        self.loaded_key: StateKey | None = None
 
     def close(self) -> None:
         """Put the original weights back."""
@@ -155,8 +155,8 @@ class FullLanes(Trainer):
         longest = min(self.limit, lane_spec.longest_text)
         if self._checked_length >= longest:
             return
-        with spending("check"), open_float32_copy(self.model) as reference:
-            form_check = check_full(reference.model, lane_spec, self.limit, forms)
+        with spending("check"), open_trial_model(self.model) as trial_model:
+            form_check = check_full(trial_model.model, lane_spec, self.limit, forms)
         self.form = form_check.form
         self.may_recompute = form_check.may_recompute
         self._checked_length = longest
@@ -167,18 +167,18 @@ class FullLanes(Trainer):
     def slot(self, lane_key: str) -> None:
         """Return None, which the scorer takes as the owner of a request: the model's weights are the lane's."""
 
-    def keep_only_states(self, states: Collection[State]) -> None:
+    def keep_only_states(self, kept: Collection[StateKey]) -> None:
         """Keep the states of these lanes and epochs, and delete all others; the model's current state is saved now."""
-        if self.loaded_state is not None and self.loaded_state in states:
-            lane_key, epoch = self.loaded_state
+        if self.loaded_key is not None and self.loaded_key in kept:
+            lane_key, epoch = self.loaded_key
             weights = {str(number): weight for number, weight in enumerate(self.current_weights())}
             self._states_by_lane[lane_key].save_state(lane_key, epoch, weights)
         for saved_states in self._states_by_lane.values():
-            saved_states.keep_only(states)
+            saved_states.keep_only(kept)
 
     def restore(self, lane_key: str, epoch: int) -> None:
         """Put a kept state back into the model."""
-        if self.loaded_state == (lane_key, epoch):
+        if self.loaded_key == (lane_key, epoch):
             return
         saved_states = self._states_by_lane.get(lane_key)
         weights = None
@@ -186,19 +186,19 @@ class FullLanes(Trainer):
             weights = saved_states.load_state(lane_key, epoch)
         if weights is None:
             if saved_states is not None and saved_states.folder is not None:
-                # the next run must not trust the notes, which say that the epoch is finished
+                # its notes (NOTES) say that the epoch is finished: without them the next run trains the lane again
                 shutil.rmtree(saved_states.folder, ignore_errors=True)
             raise TuningError(
                 f"the weights of fine-tuning {lane_key} after epoch {epoch} are not there",
                 hint="run the same command again to compute them again",
             )
         self.load_weights([weights[str(number)] for number in range(len(weights))])
-        self.loaded_state = (lane_key, epoch)
+        self.loaded_key = (lane_key, epoch)
 
     def restore_untuned(self) -> None:
         """Put the original weights back, so that every forward pass is the untuned model's."""
         self.load_weights(self._originals)
-        self.loaded_state = None
+        self.loaded_key = None
 
 
 class _FullLaneRun:
@@ -234,7 +234,7 @@ class _FullLaneRun:
                 else:
                     check_lane_is_complete(self.spec, len(done_steps))
                     lane.status = LaneStatus.DONE
-                    self.trainer.loaded_state = (self.spec.key, lane.epochs[-1].epoch)
+                    self.trainer.loaded_key = (self.spec.key, lane.epochs[-1].epoch)
         self._write_notes()
 
     def _rehearse(self, tuning_job: FullTuningJob, step: int) -> None:
@@ -270,7 +270,7 @@ class _FullLaneRun:
     ) -> None:
         """Make the next update, append it to ``done_steps`` and report it; fail the lane where it diverges."""
         step = self._compute_step(tuning_job, step_index=len(done_steps))
-        self.trainer.loaded_state = None
+        self.trainer.loaded_key = None
         step_number = len(done_steps) + 1
         if not step.is_finite:
             self.lane.status = LaneStatus.FAILED
@@ -344,7 +344,7 @@ class _FullLaneRun:
             seconds=time.monotonic() - lane.epoch_began,
         )
         epoch = LaneEpoch(key, len(done_steps), result)
-        self.trainer.loaded_state = (key, number)
+        self.trainer.loaded_key = (key, number)
         dropped_keys = self.listener.on_epoch([epoch]) or ()
         lane.epochs.append(epoch)
         lane.step = len(done_steps)

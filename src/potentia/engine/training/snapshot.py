@@ -25,7 +25,9 @@ from potentia.files import write_file
 from potentia.timing import spending
 
 _SEAL = b"potentia-sealed sha256 "
-WRITING_SHARE = 20  # a snapshot waits this many times as long as writing the last one took
+WRITING_MULTIPLE = (
+    20  # a snapshot waits at least this many times as long as writing the last one took
+)
 
 
 class SealedContent(NamedTuple):
@@ -120,13 +122,13 @@ class SavedStates:
             return None
         return content.tensors
 
-    def keep_only(self, states: Collection[tuple[str, int]]) -> None:
+    def keep_only(self, kept: Collection[tuple[str, int]]) -> None:
         """Delete all states except those of these keys and epochs."""
-        for state in list(self._memory):
-            if state not in states:
-                del self._memory[state]
+        for state_key in list(self._memory):
+            if state_key not in kept:
+                del self._memory[state_key]
         if self.folder is not None:
-            needed_files = {self.path_of_state(key, epoch) for key, epoch in states}
+            needed_files = {self.path_of_state(key, epoch) for key, epoch in kept}
             saved_files = set(self.folder.glob("*/epoch-*.sealed"))
             for file in saved_files - needed_files:
                 file.unlink(missing_ok=True)
@@ -152,7 +154,7 @@ class Snapshots:
         if now:
             return True
         seconds_since_last = time.monotonic() - self._last_time
-        return seconds_since_last >= max(self.seconds, WRITING_SHARE * self._writing_seconds)
+        return seconds_since_last >= max(self.seconds, WRITING_MULTIPLE * self._writing_seconds)
 
     def save(self, tensors: dict[str, Tensor], facts: dict[str, object]) -> None:
         """Write the next snapshot over the older of the two."""

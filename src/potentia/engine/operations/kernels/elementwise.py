@@ -431,7 +431,7 @@ def _update_kernel(
     second_ptr,
     grads_ptr,
     work_ptr,
-    factors_ptr,
+    scales_ptr,
     settings_ptr,
     norms_ptr,
     width,
@@ -468,8 +468,8 @@ def _update_kernel(
         tl.store(first_ptr + elements, first, mask=exists)
         tl.store(second_ptr + elements, second, mask=exists)
         tl.store(weights_ptr + elements, weights, mask=exists)
-        factors = tl.load(factors_ptr + columns, mask=exists, other=0.0)
-        working_copy = (weights * factors).to(work_ptr.dtype.element_ty)
+        scales = tl.load(scales_ptr + columns, mask=exists, other=0.0)
+        working_copy = (weights * scales).to(work_ptr.dtype.element_ty)
         tl.store(work_ptr + elements, working_copy, mask=exists)
 
 
@@ -479,7 +479,7 @@ def update_(
     second: Tensor,
     grads: Tensor,
     working_copy: Tensor,
-    factors: Tensor,
+    scales: Tensor,
     settings: Tensor,
     norms: Tensor,
 ) -> None:
@@ -492,7 +492,7 @@ def update_(
         second,
         grads,
         working_copy,
-        factors,
+        scales,
         settings,
         norms,
         width,
