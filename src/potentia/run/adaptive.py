@@ -166,13 +166,12 @@ def complete_study(
     """Complete the study's tuned cells from its store, history and facts."""
     from potentia.evidence import facts_of_study
 
-    readable_cells = None if measured is None else measured.astype(np.float64)
     return complete_grid(
         make_grid(study_plan),
         _read_evidence_so_far(study_plan),
         history=history,
         facts=facts_of_study(study_plan.study),
-        measured=readable_cells,
+        measured=measured,
     )
 
 

@@ -178,7 +178,7 @@ def test_groups_of_models():
         [matrix], groups, grouping="family", at_least=3, sampling=Sampling(resamples=20)
     )
     assert models.groups == ("a", "b", "all")
-    assert models.models == (5, 5, 12)
+    assert models.model_counts == (5, 5, 12)
     expected = measure_agreement(
         matrix.select(models=[f"m{i}" for i in range(0, 10, 2)]), sampling=Sampling(resamples=20)
     ).mean

@@ -19,19 +19,19 @@ def matrix(values: list[list[float]]) -> ScoreMatrix:
     )
 
 
-def test_a_pair_is_turned_where_both_ways_tell_it_apart_and_disagree():
+def test_a_comparison_is_reversed_where_both_ways_tell_models_apart_and_disagree():
     recipe = matrix([[0.5, 0.5], [0.6, 0.6], [0.7, 0.7]])
     more = matrix([[0.65, 0.51], [0.55, 0.61], [0.75, 0.71]])
     elicitation = measure_elicitation(
         "recipe", {"recipe": recipe, "rank 64": more, "again": recipe}
     )
     rank, again = elicitation.variants
-    assert rank.turned == ("a and b on t",)
-    assert rank.pairs == 6
+    assert rank.reversed == ("a and b on t",)
+    assert rank.comparisons == 6
     assert rank.gain == pytest.approx(0.03)
-    assert (again.gain, again.tau, again.turned) == (0.0, 1.0, ())
+    assert (again.gain, again.tau, again.reversed) == (0.0, 1.0, ())
     assert (
-        "1 of 6 pairs that differ significantly by both change their order: a and b on t."
+        "the order changes in 1 of 6 comparisons of two models on a task that are significant by both: a and b on t."
         in elicitation.sentences()[0]
     )
     assert len(elicitation.tables()[1].rows) == 6

@@ -176,30 +176,30 @@ def test_scores_without_errors_have_no_interval():
 # --- what is missing ---
 
 
-def test_as_many_documents_as_it_says_find_the_difference_four_times_in_five():
+def test_as_many_examples_as_it_says_find_the_difference_four_times_in_five():
     n, p = 600, (0.62, 0.60)
     error = np.sqrt([[v * (1 - v) / n] for v in p])
     board = build_scoreboard(Evidence.of(matrix([[p[0]], [p[1]]], stderr=error, n=[[n], [n]])))
     assert not board.ranking.is_first_certain
     missing = board.missing
     assert missing.rival == "org/m1"
-    assert missing.documents == pytest.approx((missing.times - 1) * n, rel=0.1)
-    size = n + missing.documents
+    assert missing.examples == pytest.approx((missing.times - 1) * n, rel=0.1)
+    size = n + missing.examples
     stream = np.random.default_rng(0)
     drawn = stream.binomial(size, p, size=(4000, 2)) / size
     z = (drawn[:, 0] - drawn[:, 1]) / np.sqrt((drawn * (1 - drawn)).sum(axis=1) / size)
     assert np.mean(z > norm.ppf(0.975)) == pytest.approx(0.8, abs=0.03)
-    assert f"it takes about {missing.documents:,} more test examples" in board.certainty()[-1]
+    assert f"it takes about {missing.examples:,} more test examples" in board.certainty()[-1]
     assert "other tasks" not in " ".join(board.certainty())
 
 
-def test_where_tasks_disagree_documents_alone_would_not_do():
+def test_where_tasks_disagree_examples_alone_would_not_do():
     values = np.array(
         [[0.7, 0.5, 0.7, 0.5, 0.62], [0.5, 0.7, 0.5, 0.7, 0.6], [0.1, 0.1, 0.1, 0.1, 0.1]]
     )
     board = build_scoreboard(Evidence.of(matrix(values, stderr=0.001)))
     assert board.missing.times == math.inf
-    assert board.missing.documents is None
+    assert board.missing.examples is None
     assert "More test examples would not separate them" in board.certainty()[-1]
     assert (
         "On these 5 tasks m0 scores 0.4 points more than m1 (95 % interval by test noise alone 0.3 to 0.5)."
@@ -207,14 +207,14 @@ def test_where_tasks_disagree_documents_alone_would_not_do():
     )
 
 
-def test_more_documents_are_asked_for_the_closer_two_models_are():
+def test_more_examples_are_asked_for_the_closer_two_models_are():
     def asked(gap):
         two_models = matrix([[0.5 + gap], [0.5]], stderr=0.05)
         return estimate_missing_evidence(
             decide_ranking(two_models), two_models, None, {"t0": 100.0}, "org/m0", "org/m1"
         )
 
-    counts = [asked(gap).documents for gap in (0.1, 0.05, 0.02)]
+    counts = [asked(gap).examples for gap in (0.1, 0.05, 0.02)]
     assert counts == sorted(counts)
     assert "differ as little as measured" in missing_sentence(asked(0.0))
 

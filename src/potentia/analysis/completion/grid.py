@@ -1,4 +1,7 @@
-"""From evidence to a completion: what a study has measured so far, with whatever else is known of its models."""
+"""Matrix completion of a study: predict the cells that it has not measured from those that it has.
+
+Whatever else is known of its models helps: direct scores, scores of other studies, facts.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from potentia.analysis.completion.complete import DRAWS, Completion, complete_matrix
@@ -22,14 +26,14 @@ if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
 MOST_PREDICTED_MODELS = 200  # models whose missing cells a ranking predicts
-UNUSED_DRAWS = 20  # of aggregates, which a ranking draws itself
+FEWEST_DRAWS = 20  # of aggregates: a ranking uses only ``draw_scores``, so these hardly matter
 # Draws of all cells, in chunks of (draws, models, tasks).
 CellSampler = Callable[[int, np.random.Generator], Iterator[Floats]]
 
 
 @dataclass(frozen=True)
 class StudyGrid:
-    """The cells a study is about: its rows, its tasks with their metrics, the tuned protocol."""
+    """The cells a study is about: its models, its tasks with their metrics, the tuned protocol."""
 
     models: tuple[str, ...]
     tasks: tuple[str, ...]
@@ -48,24 +52,20 @@ class StudyGrid:
 def build_grid(evidence: Evidence) -> StudyGrid:
     """Return the tuned cells that the studies of the evidence ask for, measured or not.
 
-    Rows and tasks are those of the studies, folds of a task joined, texts to predict left out as in every ranking. A
-    task of which nothing is known yet, under no protocol, has no metric either and waits; a row of which every tuned
+    Models and tasks are those of the studies, folds of a task joined, texts to predict left out as in every ranking. A
+    task of which nothing is known yet, under no protocol, has no metric either and waits; a model of which every tuned
     cell failed is no candidate.
     """
-    # Rankings are also made of scores without a store.
-    from potentia.evidence import parse_study_record
-
-    studies = list(filter(None, map(parse_study_record, evidence.studies)))
     requested_protocols: set[str] = set()
     requested_tasks: dict[str, None] = {}  # in the order of first use
     requested_models: dict[str, None] = {}
-    for study in studies:
+    for study in evidence.study_files:
         requested_protocols.update(study.protocols)
         for task in study.list_task_specs():
             task_name = TaskName(task.name)
             if task_name.sighted is None:  # a blind twin is a control, nothing to rank by
                 requested_tasks[task_name.whole] = None
-        requested_models |= dict.fromkeys(row.name for row in study.rows())
+        requested_models |= dict.fromkeys(model_spec.name for model_spec in study.rows())
     tuned_protocols = keep_names_in((TRAIN_BEFORE_TEST, ADJUST), requested_protocols)
     if not tuned_protocols:
         raise InputError("there is nothing to predict: no study of these scores tunes models")
@@ -96,8 +96,8 @@ def build_grid(evidence: Evidence) -> StudyGrid:
 def find_outlook(evidence: Evidence, *, history: Evidence | None = None) -> Completion | None:
     """Complete what the studies of the evidence ask for, as report and board show it; None once all is measured."""
     grid = build_grid(evidence)
-    measured = grid.lay_out(evidence.scores.get(grid.protocol))
-    if np.isfinite(measured.values).all():
+    tuned = grid.lay_out(evidence.scores.get(grid.protocol))
+    if np.isfinite(tuned.values).all():
         return None
     return complete_grid(grid, evidence, history=history)
 
@@ -108,7 +108,7 @@ def complete_grid(
     *,
     history: Evidence | None = None,
     facts: ModelTable | None = None,
-    measured: Floats | None = None,
+    measured: npt.NDArray[np.bool_] | None = None,
     draws: int = DRAWS,
 ) -> Completion:
     """Complete the grid from the study's own evidence, history from elsewhere, and facts.
@@ -144,9 +144,10 @@ def complete_grid(
 def predict_missing_cells(
     evidence: Evidence, matrices: Sequence[ScoreMatrix]
 ) -> dict[Protocol, CellSampler]:
-    """Return draws of what an unfinished study has not measured: by its completion, where it can be made.
+    """Return a sampler of all cells of an unfinished study, those not measured as its completion predicts them.
 
-    That takes direct scores of the models and enough of them; else a fit of model + task will do.
+    A completion needs direct scores, and neither too few nor too many models. Without one the result is empty, and a
+    ranking predicts the cells by a fit of model + task.
     """
     unfinished = [matrix for matrix in matrices if _can_predict_gaps(matrix)]
     if not unfinished or not evidence.studies or DIRECT not in evidence.final_scores:
@@ -160,13 +161,13 @@ def predict_missing_cells(
         return {}
     if not set(matrix.models) <= set(grid.models) or not set(matrix.tasks) <= set(grid.tasks):
         return {}
-    completion = complete_grid(grid, evidence, draws=UNUSED_DRAWS)
-    rows = [grid.models.index(model) for model in matrix.models]
-    columns = [grid.tasks.index(task) for task in matrix.tasks]
+    completion = complete_grid(grid, evidence, draws=FEWEST_DRAWS)
+    model_positions = [grid.models.index(model) for model in matrix.models]
+    task_positions = [grid.tasks.index(task) for task in matrix.tasks]
 
     def draw_cells(count: int, rng: np.random.Generator) -> Iterator[Floats]:
         for scores in completion.draw_scores(count, rng):
-            yield scores[:, rows][:, :, columns]
+            yield scores[:, model_positions][:, :, task_positions]
 
     return {matrix.protocol: draw_cells}
 

@@ -37,18 +37,18 @@ class TuningVariant:
     gain: float  # over cells
     half_width: float  # of its 95 % interval, over models and tasks
     tau: float  # of the two rankings, the mean over tasks; NaN for fewer than three models
-    pairs: int  # that both ways tell apart
-    turned: tuple[str, ...]  # pairs ordered otherwise
+    comparisons: int  # of two models on a task, significant by both ways
+    reversed: tuple[str, ...]  # of these, those that the two ways order otherwise
 
     def sentence(self) -> str:
         """Say what this way adds and whether it orders models otherwise."""
         gain_text = f"{self.gain:+.3f} ± {self.half_width:.3f} over the recipe"
-        if not self.pairs:
-            return f"{self.name}: {gain_text}; no pair differs significantly by both."
-        counted = f"{len(self.turned)} of {self.pairs} pairs"
-        order = f"{counted} that differ significantly by both change their order"
-        if self.turned:
-            order += f": {'; '.join(self.turned)}"
+        if not self.comparisons:
+            return f"{self.name}: {gain_text}; no comparison of two models on a task is significant by both."
+        counted = f"{len(self.reversed)} of {self.comparisons} comparisons of two models on a task"
+        order = f"the order changes in {counted} that are significant by both"
+        if self.reversed:
+            order += f": {'; '.join(self.reversed)}"
         return f"{self.name}: {gain_text}; {order}."
 
 
@@ -163,8 +163,8 @@ class Elicitation(Finding):
                     variant.gain,
                     variant.half_width,
                     variant.tau,
-                    variant.pairs,
-                    len(variant.turned),
+                    variant.comparisons,
+                    len(variant.reversed),
                 )
             )
         column_names = (
@@ -172,8 +172,8 @@ class Elicitation(Finding):
             "gain",
             "±",
             "τ with the recipe",
-            "pairs significantly different",
-            "change their order",
+            "comparisons significant by both",
+            "order changes",
         )
         return Table("Is the recipe enough?", column_names, table_rows, " ".join(self.sentences()))
 
@@ -218,19 +218,20 @@ def _compare_with_recipe(
     tau = math.nan
     if len(recipe_matrix.models) > 2:
         tau = float(nan_mean(kendall_by_row(recipe_matrix.values.T, variant.values.T)))
-    agreement = _significant_signs(recipe_matrix) * _significant_signs(variant)  # (pairs, tasks)
+    # (pairs, tasks): 1 where both ways order a pair of models alike, -1 where not, 0 where one finds no difference
+    sign_products = _significant_signs(recipe_matrix) * _significant_signs(variant)
     first_of_pair, second_of_pair = np.triu_indices(len(recipe_matrix.models), 1)
-    turned = []
-    for column, pair in np.argwhere((agreement == -1).T):
+    reversed_comparisons = []
+    for column, pair in np.argwhere((sign_products == -1).T):
         models = f"{recipe_matrix.models[first_of_pair[pair]]} and {recipe_matrix.models[second_of_pair[pair]]}"
-        turned.append(f"{models} on {recipe_matrix.tasks[column]}")
+        reversed_comparisons.append(f"{models} on {recipe_matrix.tasks[column]}")
     return TuningVariant(
         name=variant_name,
         gain=float(nan_mean(gains.ravel())),
         half_width=measure_half_width(gains, TaskGroups.find(averaged_tasks).positions),
         tau=tau,
-        pairs=int((agreement != 0).sum()),
-        turned=tuple(turned),
+        comparisons=int((sign_products != 0).sum()),
+        reversed=tuple(reversed_comparisons),
     )
 
 

@@ -1,7 +1,8 @@
-"""Agreement among alike models or tasks.
+"""Agreement within groups of models or tasks, and by each correlation measure.
 
 Agreement over all models is partly the plain fact that larger models are better everywhere; within a bin of equal size
-(table 6) or a family (table 7) that signal is gone and what is left is harder to agree on.
+(table 6 of the train-before-test paper) or a family (table 7) that signal is gone and what is left is harder to agree
+on.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class GroupAgreement(Finding):
 
     by: str
     groups: tuple[str, ...]
-    models: tuple[int, ...]
-    tasks: tuple[int, ...]
+    model_counts: tuple[int, ...]  # of each group
+    task_counts: tuple[int, ...]
     protocols: tuple[Protocol, ...]
     means: tuple[tuple[Interval, ...], ...]  # (groups, protocols)
     # what the bootstrap resamples in each group: families if it has three, else models
@@ -43,7 +44,9 @@ class GroupAgreement(Finding):
         for protocol in self.protocols:
             column_names += [protocol.label, "low", "high"]
         means_by_protocol = zip(*self.means, strict=True)
-        table_rows = zip(self.groups, self.models, self.tasks, *means_by_protocol, strict=True)
+        table_rows = zip(
+            self.groups, self.model_counts, self.task_counts, *means_by_protocol, strict=True
+        )
         title = f"Mean {self.measure} over pairs of tasks, by {self.by}"
         note = f"Intervals: bootstrap over {self._describe_units()}."
         return [Table(title, column_names, table_rows, note)]
@@ -61,7 +64,7 @@ class GroupAgreement(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return grouped bars with intervals."""
-        sizes = zip(self.groups, self.models, strict=True)
+        sizes = zip(self.groups, self.model_counts, strict=True)
         labels = [protocol.label for protocol in self.protocols]
         title = f"Ranking agreement by {self.by}"
         caption = f"Mean {self.measure} over pairs of tasks, with bootstrap intervals."
@@ -69,7 +72,7 @@ class GroupAgreement(Finding):
             f"agreement-by-{self.by.replace(' ', '-')}",
             title,
             caption,
-            [f"{group} ({models})" for group, models in sizes],
+            [f"{group} ({model_count})" for group, model_count in sizes],
             dict(zip(labels, zip(*self.means, strict=True), strict=True)),
             y_label=f"mean {self.measure}",
         )
@@ -78,7 +81,7 @@ class GroupAgreement(Finding):
 
 def agreement_by_models(
     matrices: Sequence[ScoreMatrix],
-    groups: Mapping[str, str | None],
+    group_by_model: Mapping[str, str | None],
     *,
     grouping: str,
     at_least: int = 5,
@@ -87,11 +90,11 @@ def agreement_by_models(
 ) -> GroupAgreement:
     """Measure agreement within each group of models; groups with fewer than ``at_least`` models are left out."""
     models = keep_names_in(matrices[0].models, *(matrix.models for matrix in matrices))
-    groups_of_models = dict.fromkeys(groups.get(model) for model in models)
-    names = order or [group for group in groups_of_models if group is not None]
+    distinct_groups = dict.fromkeys(group_by_model.get(model) for model in models)
+    names = order or [group for group in distinct_groups if group is not None]
     matrices_by_group = {}
     for name in names:
-        members = [model for model in models if groups.get(model) == name]
+        members = [model for model in models if group_by_model.get(model) == name]
         if len(members) >= at_least:
             matrices_by_group[name] = [matrix.select(models=members) for matrix in matrices]
     matrices_by_group[ALL_GROUP] = [matrix.select(models=models) for matrix in matrices]
@@ -100,15 +103,15 @@ def agreement_by_models(
 
 def agreement_by_tasks(
     matrices: Sequence[ScoreMatrix],
-    groups: Mapping[str, Collection[str]],
+    tasks_by_group: Mapping[str, Collection[str]],
     *,
     grouping: str,
     sampling: Sampling = DEFAULT_SAMPLING,
 ) -> GroupAgreement:
-    """Measure agreement within each set of tasks, e.g. those with large test splits (appendix B.5)."""
+    """Measure agreement within each set of tasks, e.g. those with large test splits (appendix B.5 of the paper)."""
     tasks = keep_names_in(matrices[0].tasks, *(matrix.tasks for matrix in matrices))
     matrices_by_group = {}
-    for group, tasks_of_group in groups.items():
+    for group, tasks_of_group in tasks_by_group.items():
         members = keep_names_in(tasks, tasks_of_group)
         if len(members) > 1:
             matrices_by_group[group] = [matrix.select(tasks=members) for matrix in matrices]
@@ -117,7 +120,7 @@ def agreement_by_tasks(
 
 
 def name_size_bins(billions: Mapping[str, float]) -> dict[str, str]:
-    """Name the size bin of each model: [0, 1), [1, 2), … billions of parameters (table 6)."""
+    """Name the size bin of each model: [0, 1), [1, 2), … billions of parameters (table 6 of the paper)."""
     bin_by_model = {}
     for model, size in billions.items():
         if math.isfinite(size):
@@ -152,16 +155,16 @@ def _measure_groups(
         means.append(tuple(_mean_agreement(matrix, sampling, correlate) for matrix in matrices))
     first_of_groups = [matrices[0] for matrices in matrices_by_group.values()]
     first_group = next(iter(matrices_by_group.values()))
-    models = tuple(matrix.shape[0] for matrix in first_of_groups)
-    tasks = tuple(matrix.shape[1] for matrix in first_of_groups)
+    model_counts = tuple(matrix.shape[0] for matrix in first_of_groups)
+    task_counts = tuple(matrix.shape[1] for matrix in first_of_groups)
     protocols = tuple(matrix.protocol for matrix in first_group)
     resampled_units = tuple(sampling.units.drawn_unit(matrix.models) for matrix in first_of_groups)
     measure = METHOD_NAMES["kendall"] if correlations is None else "agreement"
     return GroupAgreement(
         by=grouping,
         groups=tuple(matrices_by_group),
-        models=models,
-        tasks=tasks,
+        model_counts=model_counts,
+        task_counts=task_counts,
         protocols=protocols,
         means=tuple(means),
         resampled_units=resampled_units,

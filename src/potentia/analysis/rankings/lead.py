@@ -23,7 +23,7 @@ from potentia.analysis.stats.significance import POWER
 from potentia.values.findings import Interval, select_positions
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
-MOST_DOCUMENTS = 100.0  # times as many as there are: more are out of reach
+MOST_TIMES = 100.0  # times as many test examples as there are: more are out of reach
 MOST_TASKS = 10.0
 SPLIT_LEVEL = 0.05  # of the tests that say that each of two models leads on a task
 
@@ -161,13 +161,13 @@ class ScoreGaps:
 
 @dataclass(frozen=True)
 class MissingEvidence:
-    """What would separate two models with 80 % power; ``documents`` and ``tasks`` are more than there are now."""
+    """What would separate two models with 80 % power; ``examples`` and ``tasks`` are more than there are now."""
 
     first: str
     rival: str
-    times: float  # as many test documents; infinite where the choice of tasks alone could change the order
-    documents: int | None  # per task; None where their number is not known, or none would do
-    tasks: int | None  # where documents alone would not do; None beyond reach
+    times: float  # as many test examples; infinite where the choice of tasks alone could change the order
+    examples: int | None  # per task; None where their number is not known, or none would do
+    tasks: int | None  # where more examples alone would not do; None beyond reach
     has_several_tasks: bool
     is_split: bool  # each leads on a task by more than test noise
     # Whether the scores differ more by the choice of tasks than these two do; None where luck may look so.
@@ -182,11 +182,11 @@ def estimate_missing_evidence(
     first: str,
     rival: str,
 ) -> MissingEvidence | None:
-    """Return how many documents or tasks would separate two models, if they differ as much as they seem to.
+    """Return how many test examples or tasks would separate two models, if they differ as much as they seem to.
 
-    The variance of their difference in the ranking has two parts: test noise, which falls with the documents, and the
+    The variance of their difference in the ranking has two parts: test noise, which falls with the examples, and the
     rest, which falls with the tasks alone. That there is such a rest is tested: a difference that varies over tasks
-    no more than by test noise does not say that documents would not do. None where nothing is missing or no error is
+    no more than by test noise does not say that examples would not do. None where nothing is missing or no error is
     known.
     """
     if ranking.method is AggregateMethod.MEAN_RANK:
@@ -216,11 +216,11 @@ def estimate_missing_evidence(
     if is_limited_by_tasks and not varies_by_task:
         is_limited_by_tasks = None
     times = math.inf
-    more_documents = None
+    more_examples = None
     more_tasks = None
-    if allowed > task_variance and 0 < noise_variance <= MOST_DOCUMENTS * (allowed - task_variance):
+    if allowed > task_variance and 0 < noise_variance <= MOST_TIMES * (allowed - task_variance):
         times = noise_variance / (allowed - task_variance)
-        more_documents = _count_more_documents(times, score_gaps.tasks, test_sizes)
+        more_examples = _count_more_examples(times, score_gaps.tasks, test_sizes)
     elif ranking.generalizes and allowed > 0:
         needed = groups * variance / allowed
         if needed <= MOST_TASKS * groups:
@@ -229,7 +229,7 @@ def estimate_missing_evidence(
         first=first,
         rival=rival,
         times=times,
-        documents=more_documents,
+        examples=more_examples,
         tasks=more_tasks,
         has_several_tasks=len(score_gaps.tasks) > 1,
         is_split=score_gaps.is_split,
@@ -237,17 +237,17 @@ def estimate_missing_evidence(
     )
 
 
-def _count_more_documents(
+def _count_more_examples(
     times: float, tasks: tuple[str, ...], test_sizes: Mapping[str, float]
 ) -> int | None:
-    """Return how many more documents a task needs to have so many times as many; None where sizes are not known."""
+    """Return how many more test examples a task needs to have so many times as many; None where sizes are not known."""
     sizes = [test_sizes[task] for task in tasks if task in test_sizes]
     if not sizes:
         return None
-    more_documents = max(1, math.ceil((times - 1) * float(np.median(sizes))))
+    more_examples = max(1, math.ceil((times - 1) * float(np.median(sizes))))
     # Two digits, rounded up: nobody knows more.
-    rounding_unit = int(10 ** max(0, len(str(more_documents)) - 2))
-    return math.ceil(more_documents / rounding_unit) * rounding_unit
+    rounding_unit = int(10 ** max(0, len(str(more_examples)) - 2))
+    return math.ceil(more_examples / rounding_unit) * rounding_unit
 
 
 def detectable_z(level: float = LEVEL) -> float:

@@ -424,7 +424,7 @@ def _find_hardest_rival(
 
 
 def _evidence_needed(missing: MissingEvidence) -> tuple[float, float]:
-    """Return how much is missing, by documents and then by tasks, to compare rivals by."""
+    """Return how much is missing, by test examples and then by tasks, to compare rivals by."""
     tasks = math.inf if missing.tasks is None else float(missing.tasks)
     return missing.times, tasks
 

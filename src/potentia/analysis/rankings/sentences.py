@@ -273,7 +273,7 @@ def missing_sentence(missing: MissingEvidence) -> str:
     """Say what would separate two models."""
     first, rival = short_names([missing.first, missing.rival])
     if math.isfinite(missing.times):
-        amount = _documents_in_words(missing)
+        amount = _examples_in_words(missing)
         return (
             f"If {first} and {rival} differ as much as measured, "
             f"it takes about {amount} to confirm it (80 % power)."
@@ -304,12 +304,12 @@ def missing_sentence(missing: MissingEvidence) -> str:
     return f"{reason}. More test examples would not separate them: add {tasks}."
 
 
-def _documents_in_words(missing: MissingEvidence) -> str:
+def _examples_in_words(missing: MissingEvidence) -> str:
     """Say how many more test examples it takes, as a number where it is known, else as a multiple."""
-    if not missing.documents:
+    if not missing.examples:
         return f"{missing.times:.2g} times as many test examples"
-    documents = format_count(missing.documents, "more test example")
-    return f"{documents} per task" if missing.has_several_tasks else documents
+    examples = format_count(missing.examples, "more test example")
+    return f"{examples} per task" if missing.has_several_tasks else examples
 
 
 def pair_sentences(
