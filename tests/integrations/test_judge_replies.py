@@ -508,6 +508,8 @@ UNCLEAR = (
     "It was marked correct by mistake.",
     "答案正确，其实可能错",
     "答案正确，但符号有问题",
+    "The value is 12, however the units are missing. The answer is correct.",
+    "The value is 12 and however the units are missing. The answer is correct.",
 )
 
 

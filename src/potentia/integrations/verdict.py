@@ -210,19 +210,20 @@ CHINESE_RULES = (
     Rule.anywhere(r"不正确|不对|不是正确|并不正确|并非正确|错|有误", Reading.WRONG),
     Rule.anywhere(r"正确(?!的?答案)|对的|对$", Reading.RIGHT),  # not "正确答案", the right answer
 )
-CLAUSE_RULES = (
-    # signs
+SIGN_RULES = (
     Rule.anywhere(r"[✗✘❌]", Reading.WRONG),
     Rule.anywhere(r"[✓✔✅]", Reading.RIGHT),
-    *CHINESE_RULES,
-    # yes and no
+)
+YES_OR_NO_RULES = (
     Rule.as_clause(rf"(?:well )?(?:yes|yep|yeah|yup){YES_TAIL}", Reading.RIGHT),
     Rule.as_clause(rf"(?:(?:unfortunately|sadly|well) )?(?:no|nope|nah){YES_TAIL}", Reading.WRONG),
     Rule.as_clause(r"(?:yes )?it does", Reading.RIGHT),
     Rule.as_clause(r"it (?:does not|doesn't)", Reading.WRONG),
     Rule.as_clause(r"not (?:at all|in the least)", Reading.WRONG),
     Rule.as_clause(r"(?:absolutely|certainly|definitely|of course|clearly) not", Reading.WRONG),
-    # both answers
+)
+# "they match", "the two answers are different"
+BOTH_ANSWERS_RULES = (
     Rule.as_clause(rf"{THE_TWO}(?:not |don't |aren't )(?:different|differ|unequal)", Reading.RIGHT),
     Rule.as_clause(rf"{THE_TWO}(?:different|differ|unequal)", Reading.WRONG),
     Rule.as_clause(
@@ -230,7 +231,9 @@ CLAUSE_RULES = (
         Reading.WRONG,
     ),
     Rule.as_clause(rf"{THE_TWO}(?:match(?:es)?|agree|equal|equivalent|identical)", Reading.RIGHT),
-    # errors
+)
+# "there is a mistake", "nothing is wrong"
+ERROR_RULES = (
     Rule.as_clause(
         r"there (?:is|are) no (?:an? )?(?:errors?|mistakes?)(?: in (?:it|the answer))?",
         Reading.RIGHT,
@@ -241,9 +244,10 @@ CLAUSE_RULES = (
     Rule.anywhere(
         rf"\b(?:nothing|(?:not|[a-z]+n't)\b.*\banything)\b.*\b(?:{WRONG}|amiss)\b", Reading.RIGHT
     ),
-    # doubts
-    Rule.anywhere(rf"\b(?:{'|'.join(DOUBTS)})\b", Reading.DOUBT),
-    # the word alone: "definitely correct", "not correct", "wrong answer"
+)
+DOUBT_RULES = (Rule.anywhere(rf"\b(?:{'|'.join(DOUBTS)})\b", Reading.DOUBT),)
+# the word alone: "definitely correct", "not correct", "wrong answer"
+WORD_ALONE_RULES = (
     Rule.as_clause(rf"(?:answer )?{NEGATIONS_AND_ADVERBS}{RIGHT} {ANSWER}{TAIL}", wrong_if_negated),
     Rule.as_clause(
         rf"(?:answer )?{NEGATIONS_AND_ADVERBS}{RIGHT}{TAIL}", unless_negated(Reading.RIGHT)
@@ -252,16 +256,31 @@ CLAUSE_RULES = (
         rf"(?:answer )?{NEGATIONS_AND_ADVERBS}{WRONG}(?: {ANSWER})?{TAIL}",
         unless_negated(Reading.WRONG),
     ),
-    # what the answer does, and what it is
+)
+# what the answer does, and what it is
+STATEMENT_RULES = (
     Rule.at_start(_COMPARISON, read_comparison),
     Rule.at_start(_DESCRIPTION.pattern, read_description),
-    # a fault of the working is none of the answer: "the notation is wrong", "despite wrong notation"
+)
+# a fault of the working is none of the answer: "the notation is wrong", "despite wrong notation"
+WORKING_RULES = (
     Rule.as_clause(
         rf"(?:(?:the|its|his|her|their|some) )?{WORKING}(?: .*)? (?:is|are|was|were|seems?|looks?)"
         rf" (?:{NEGATION} |{ADVERB} )*(?:{RIGHT}|{WRONG}|incomplete|missing|unclear|flawed|too long|not shown)",
         Reading.NOTHING,
     ),
     Rule.as_clause(rf"(?:in |with |by |the |an? )*{WRONG} {WORKING}", Reading.NOTHING),
+)
+CLAUSE_RULES = (  # the first that holds counts
+    *SIGN_RULES,
+    *CHINESE_RULES,
+    *YES_OR_NO_RULES,
+    *BOTH_ANSWERS_RULES,
+    *ERROR_RULES,
+    *DOUBT_RULES,
+    *WORD_ALONE_RULES,
+    *STATEMENT_RULES,
+    *WORKING_RULES,
 )
 REPLY_RULES = (  # replies that are read as a whole
     Rule.anywhere(r"\b(?:is[ _])?correct\s*[:=]\s*(?:true|yes)\b", Reading.RIGHT),
@@ -410,16 +429,18 @@ def _split_clauses(text: str) -> list[Clause]:
 
 
 def _split_sentence(sentence: str) -> list[Clause]:
-    """Return the clauses of one sentence.
+    """Return the clauses of one sentence; the first after a contrast is marked.
 
-    "It gives 12 but the question asks for dollars" contrasts nothing with the answer; "it is right, but …" does.
+    "but" and "yet" count only after praise or at the start of all: "It gives 12 but the question asks for dollars"
+    contrasts nothing with the answer, "it is right, but …" does. "however" counts always.
     """
     clauses: list[Clause] = []
     parts = _CONTRAST.split(sentence)
     connectives = ["", *parts[1::2]]
     for connective, part in zip(connectives, parts[::2], strict=True):
         is_contrast = bool(connective)
-        if connective != "however" and clauses and not _has_praise(clauses):
+        is_however = connective.endswith("however")
+        if not is_however and clauses and not _has_praise(clauses):
             is_contrast = False
         for words in _CLAUSE_END.split(part):
             if words.strip():
