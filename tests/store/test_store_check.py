@@ -86,6 +86,8 @@ def test_check_tells_and_repairs_what_only_a_whole_reading_finds(study: Study):
     result = json.loads(invocation.stdout)["problems"]
     assert sorted(problem["kind"] for problem in result) == ["items", "stray"]
     assert path.exists()
+    printed = CliRunner().invoke(app, ["status", "--check", study.store]).stdout
+    assert printed.startswith("2 problems; 1 of 2 results is damaged")
     assert CliRunner().invoke(app, ["status", "--check", study.store, "--repair"]).exit_code == 0
     assert not stray.exists()
     assert len(items_of_all(study, "train_before_test")) == 1, (
@@ -94,6 +96,22 @@ def test_check_tells_and_repairs_what_only_a_whole_reading_finds(study: Study):
     assert run_study(study).computed == 1
     again = CliRunner().invoke(app, ["status", "--check", study.store])
     assert (again.exit_code, "2 results, none damaged" in again.stdout) == (0, True)
+
+
+def test_the_lanes_of_an_interrupted_run_are_no_problem(study: Study):
+    with Store.open(study.store) as store:
+        (store.lanes_folder / "row").mkdir(parents=True)
+    checked = CliRunner().invoke(app, ["status", "--check", study.store])
+    assert checked.exit_code == 0
+    assert checked.stdout.startswith("2 results, none damaged")
+    assert "resumes from them" in " ".join(checked.stdout.split())
+
+
+def test_a_stray_file_damages_no_result(study: Study):
+    items_of(study, "direct").with_name("nobody.parquet").write_bytes(b"?")
+    checked = CliRunner().invoke(app, ["status", "--check", study.store])
+    assert checked.exit_code == 1
+    assert checked.stdout.startswith("1 problem; none of the 2 results is damaged")
 
 
 def test_a_changed_value_inside_the_items_is_found(study: Study):

@@ -7,7 +7,7 @@ import os
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,9 +31,10 @@ from potentia.errors import InputError, without_password
 from potentia.timing import format_duration
 from potentia.values.findings import Table
 from potentia.values.protocol import TaskName
+from potentia.values.wording import format_count
 
 if TYPE_CHECKING:
-    from potentia.store import CellRecord, Store
+    from potentia.store import CellRecord, Problem, Store
 
 store_group = typer.Typer(
     cls=OrderedGroup,
@@ -235,30 +236,38 @@ def _check_store(options: StatusOptions) -> None:
     """Read every result with its examples and say what is damaged; exit code 1 where something is."""
     with options.open_store() as store:
         problems = potentia.store.check_store(store)
+        cell_count = store.cells.count()
         if options.repair:
             potentia.store.repair_store(store, problems)
-        cell_count = store.cells.count()
-    broken = [
-        problem for problem in problems if problem.kind is not potentia.store.ProblemKind.LANES
-    ]
+    has_damage = any(problem.is_damage for problem in problems)
     table_rows = [
         (problem.kind, problem.description, problem.key or "", str(problem.path or ""))
         for problem in problems
     ]
-    parts: list[str | Table] = [f"{cell_count} results, none damaged"]
+    parts: list[str | Table] = [_describe_damage(problems, cell_count)]
     if table_rows:
-        parts = [
-            f"{len(broken)} problems, {cell_count} results are sound",
-            Table("Problems", ("kind", "what", "result", "file"), table_rows),
-        ]
-    if broken and options.repair:
+        parts.append(Table("Problems", ("kind", "what", "result", "file"), table_rows))
+    if has_damage and options.repair:
         parts.append("run the study again: it computes the damaged results again and replaces them")
-    elif broken:
+    elif has_damage:
         parts.append("--repair helps")
     listed = rows_as_dicts(("kind", "what", "key", "path"), table_rows)
     answer = {"cells": cell_count, "repaired": options.repair, "problems": listed}
     print_answer(options.as_json, answer, *parts)
-    raise typer.Exit(int(bool(broken) and not options.repair))
+    raise typer.Exit(int(has_damage and not options.repair))
+
+
+def _describe_damage(problems: Sequence[Problem], cell_count: int) -> str:
+    """Say how many problems there are, and how many of the results are damaged."""
+    damage_count = sum(problem.is_damage for problem in problems)
+    damaged_results = {problem.key for problem in problems if problem.key is not None}
+    if damage_count == 0:
+        return f"{cell_count} results, none damaged"
+    line = format_count(damage_count, "problem")
+    if not damaged_results:
+        return f"{line}; none of the {cell_count} results is damaged"
+    verb = "is" if len(damaged_results) == 1 else "are"
+    return f"{line}; {len(damaged_results)} of {cell_count} results {verb} damaged"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,15 +384,15 @@ def delete(options: DeleteOptions) -> None:
                 where=options.store,
                 hint="stop it first: Ctrl-C",
             )
-        own_cells, shared_cells = potentia.store.count_shared(store, study.key)
+        own_cells, shared_cells = potentia.store.count_own_and_shared(store, study.key)
         question = f"delete {study.name} ({study.key[:8]}) with {own_cells} results"
         if shared_cells:
             question += f" ({shared_cells} more are used by other studies and stay)"
         confirm(question, is_confirmed=options.yes)
         removed = potentia.store.delete_study(store, study.key)
     line = f"deleted {removed.study} ({removed.key[:8]}) with {removed.cells} results"
-    if removed.still_used:
-        line += f"; {removed.still_used} that other studies use are still there"
+    if removed.shared:
+        line += f"; {removed.shared} that other studies use are still there"
     print_answer(options.as_json, removed, line)
 
 

@@ -1,5 +1,6 @@
 """Results: the store (SQLite or PostgreSQL, items as Parquet)."""
 
+from potentia.store.adapters import name_exposed_copy
 from potentia.store.items import can_read_items
 from potentia.store.opening import locate_store
 from potentia.store.records import (
@@ -16,10 +17,10 @@ from potentia.store.store import Store
 from potentia.store.studies import choose_study, list_studies, match_studies, name_study
 from potentia.store.upkeep import (
     DeletedStudy,
-    ProblemKind,
+    Problem,
     absorb_study,
     check_store,
-    count_shared,
+    count_own_and_shared,
     delete_study,
     find_study,
     rename_study,

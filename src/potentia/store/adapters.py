@@ -1,4 +1,4 @@
-"""The adapters that a store keeps, each in a folder in PEFT's form, named by its cell."""
+"""The adapters that a store keeps, each in a folder in PEFT's form, named by its cell or its exposed copy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from potentia.store.records import dump_json
 from potentia.store.waiting import PatientPart
 
 
+def name_exposed_copy(model_fingerprint: str) -> str:
+    """Return the folder name of an exposed copy: an adapter of its original, or a whole model."""
+    return f"treated-{model_fingerprint}"
+
+
 class Adapters(PatientPart):
-    """The tuned adapters that are kept beside the store."""
+    """The tuned adapters and the exposed copies that are kept beside the store."""
 
     def __init__(self, database: Database) -> None:
         self.database: Database = database

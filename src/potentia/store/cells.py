@@ -180,8 +180,9 @@ class Cells(PatientPart):
     ) -> bool:
         """Commit one cell with scores, provenance and items, and an ``event`` of the kind "cell", wholly or not at all.
 
-        Returns False when the key was committed before: the first writer wins, the cell is only added to the study, and
-        nothing is logged. A cell whose items are missing or cut short is replaced, in this one transaction.
+        Returns whether the cell was written. A key that was committed before keeps its first values: the cell is only
+        added to the study, nothing is logged, and the answer is False. With ``items``, a cell whose items are missing
+        or cut short is replaced in this one transaction, and the answer is True.
         """
         _check_score(cell)
         items_folder = self.database.items_folder
@@ -193,20 +194,20 @@ class Cells(PatientPart):
                 staged_file = stage_items(items_folder, cell.key, items)
         try:
             with self.database.writing() as connection:
-                is_new_cell = bool(self._insert(connection, [cell], item_count))
+                is_written = bool(self._insert(connection, [cell], item_count))
                 if (
-                    not is_new_cell
+                    not is_written
                     and staged_file is not None
                     and not looks_whole(items_folder, cell.key)
                 ):
                     self._replace(connection, cell, item_count)
-                    is_new_cell = True
-                if is_new_cell and staged_file is not None:
+                    is_written = True
+                if is_written and staged_file is not None:
                     publish_items(items_folder, cell.key, staged_file)
-                if is_new_cell and event is not None:
+                if is_written and event is not None:
                     # last: on PostgreSQL writers of events wait for one another
                     append_event(self.database, connection, cell.study, "cell", event)
-            return is_new_cell
+            return is_written
         finally:
             if staged_file is not None:
                 staged_file.unlink(missing_ok=True)
@@ -334,7 +335,7 @@ class Cells(PatientPart):
     def _link_and_clear_failures(
         self, connection: sa.Connection, links: Collection[tuple[str, int]]
     ) -> None:
-        """Add cells (by number) to studies (by key), and forget the failures that they heal."""
+        """Add cells (by database id) to studies (by key), and forget the failures that they heal."""
         if not links:
             return
         rows = [{"study": study, "cell": cell_id} for study, cell_id in sorted(links)]
@@ -360,7 +361,7 @@ class Cells(PatientPart):
 
 
 def _read_cell_ids(connection: sa.Connection, cell_keys: Sequence[str]) -> dict[str, int]:
-    """Return the row numbers of those of the cells that are committed."""
+    """Return the database ids of those of the cells that are committed."""
     ids_by_key: dict[str, int] = {}
     for some_keys in split_keys(cell_keys):
         query = sa.select(schema.cells.c.key, schema.cells.c.id).where(
@@ -371,7 +372,7 @@ def _read_cell_ids(connection: sa.Connection, cell_keys: Sequence[str]) -> dict[
 
 
 def _insert_contents(connection: sa.Connection, cells_by_id: Mapping[int, CellRecord]) -> None:
-    """Write what belongs to new cells, by their numbers: scores, provenance, probes."""
+    """Write what belongs to new cells, by their database ids: scores, provenance, probes."""
     score_rows: list[dict[str, object]] = []
     provenance_rows: list[dict[str, object]] = []
     probe_rows: list[dict[str, object]] = []

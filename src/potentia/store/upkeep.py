@@ -27,27 +27,35 @@ from potentia.store.studies import choose_study
 
 
 class ProblemKind(StrEnum):
-    """What part of a store is not as it should be."""
+    """What part of a store a problem is in."""
 
     DATABASE = "database"
     CELL = "cell"
     ITEMS = "items"
     STRAY_FILE = "stray"
-    LANES = "lanes"
+    LANES = "lanes"  # no fault: an interrupted run can resume from them
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not as it should be: of the cell ``key``, or a file or folder at ``path``."""
+    """Something that a check of a store lists: about the cell ``key``, or a file or folder at ``path``.
+
+    All but the lanes of an interrupted run is damage.
+    """
 
     kind: ProblemKind
     description: str
     key: str | None = None
     path: Path | None = None
 
+    @property
+    def is_damage(self) -> bool:
+        """Whether something is wrong; the lanes of an interrupted run are listed, but nothing is wrong with them."""
+        return self.kind is not ProblemKind.LANES
+
 
 def check_store(store: Store) -> list[Problem]:
-    """Read everything once and say what is wrong."""
+    """Read everything once and return what is wrong, and the lanes that an interrupted run can resume from."""
     with store.database.reading() as connection:
         problems = [
             Problem(ProblemKind.DATABASE, words) for words in _find_inconsistencies(connection)
@@ -171,7 +179,7 @@ class DeletedStudy:
     study: str
     key: str
     cells: int  # that are deleted
-    still_used: int  # that another study uses
+    shared: int  # that another study uses too
 
 
 def find_study(store: Store, name_or_key: str) -> StudyRecord:
@@ -193,11 +201,11 @@ def rename_study(store: Store, key: str, new_name: str) -> None:
         )
 
 
-def count_shared(store: Store, key: str) -> tuple[int, int]:
+def count_own_and_shared(store: Store, key: str) -> tuple[int, int]:
     """Return how many cells are this study's alone, and how many another uses too."""
     with store.database.reading() as connection:
-        divided_cells = _divide_cells(connection, key)
-    return len(divided_cells.alone), len(divided_cells.shared)
+        study_cells = _separate_shared_cells(connection, key)
+    return len(study_cells.alone), len(study_cells.shared)
 
 
 def delete_study(store: Store, key: str) -> DeletedStudy:
@@ -205,8 +213,8 @@ def delete_study(store: Store, key: str) -> DeletedStudy:
     with store.database.writing() as connection:
         query = sa.select(schema.studies.c.name).where(schema.studies.c.key == key)
         study_name = str(connection.execute(query).scalar_one())
-        divided_cells = _divide_cells(connection, key)
-        for cell_id, cell in divided_cells.shared.items():
+        study_cells = _separate_shared_cells(connection, key)
+        for cell_id, cell in study_cells.shared.items():
             own_cell = schema.cells.update().where(
                 schema.cells.c.id == cell_id, schema.cells.c.study == key
             )
@@ -215,20 +223,19 @@ def delete_study(store: Store, key: str) -> DeletedStudy:
                 schema.lanes.c.cell == cell.key, schema.lanes.c.study == key
             )
             connection.execute(own_lanes.values(study=cell.heir))
-        for some_ids in split_keys(list(divided_cells.alone)):
+        for some_ids in split_keys(list(study_cells.alone)):
             connection.execute(schema.cells.delete().where(schema.cells.c.id.in_(some_ids)))
-        connection.execute(
-            schema.studies.delete().where(schema.studies.c.key == key)
-        )  # and what hangs on it
+        # ON DELETE CASCADE: its links, failures, lanes, events, progress and leases
+        connection.execute(schema.studies.delete().where(schema.studies.c.key == key))
     # after the transaction: files without a cell harm nobody, a cell without files does
-    for cell_key in divided_cells.alone.values():
+    for cell_key in study_cells.alone.values():
         items_path(store.items_folder, cell_key).unlink(missing_ok=True)
         shutil.rmtree(store.adapters_folder / cell_key, ignore_errors=True)
     return DeletedStudy(
         study=study_name,
         key=key,
-        cells=len(divided_cells.alone),
-        still_used=len(divided_cells.shared),
+        cells=len(study_cells.alone),
+        shared=len(study_cells.shared),
     )
 
 
@@ -266,14 +273,15 @@ class _SharedCell:
 
 
 @dataclass(frozen=True)
-class _DividedCells:
-    """The cells of a study by number: the keys of those that are its alone, and those of others too."""
+class _StudyCells:
+    """The cells of a study by database id: the keys of those that are its alone, and those of others too."""
 
     alone: dict[int, str]
     shared: dict[int, _SharedCell]
 
 
-def _divide_cells(connection: sa.Connection, study_key: str) -> _DividedCells:
+def _separate_shared_cells(connection: sa.Connection, study_key: str) -> _StudyCells:
+    """Separate the cells that a study shares from those that are its alone; of several heirs the first key is taken."""
     cell_columns = schema.cells.c
     link_columns = schema.study_cells.c
     linked_cells = sa.select(link_columns.cell).where(link_columns.study == study_key)
@@ -297,4 +305,4 @@ def _divide_cells(connection: sa.Connection, study_key: str) -> _DividedCells:
     for cell_id, cell_key in key_by_cell.items():
         if cell_id not in shared_cells:
             cells_alone[cell_id] = cell_key
-    return _DividedCells(alone=cells_alone, shared=shared_cells)
+    return _StudyCells(alone=cells_alone, shared=shared_cells)
