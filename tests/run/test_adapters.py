@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import tiny
@@ -18,6 +19,9 @@ from potentia.engine.training import FullLanes
 from potentia.engine.training.full import FullTuningJob
 from potentia.errors import InputError, ModelError, TuningError
 from potentia.evidence import read
+from potentia.integrations import export_adapter
+from potentia.integrations.adapter_note import read_note
+from potentia.integrations.predictions import load_adapted
 from potentia.run import plan_study, run_study
 from potentia.run.ask import Ask, evaluate
 from potentia.store import Store
@@ -246,6 +250,46 @@ def test_a_copy_is_made_once_and_a_resumed_row_has_the_same_weights(
             "direct",
             "train_before_test",
         }
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_an_adapter_of_an_exposed_copy_goes_on_that_copy(
+    world: Path, tmp_path: Path, method: str
+) -> None:
+    """The lines of the card and ``predict`` load the copy first: an adapter of it, or a whole model."""
+    exposure = {"data": ["colours"], "tuning": {**TUNING, "method": method, "epochs": 1}}
+    new_study = treated(
+        world,
+        tmp_path / "s.db",
+        models=[{"name": "base", "path": str(world / "base")}],
+        tasks=[{"name": "colours", "file": str(world / "colours.jsonl")}],
+        protocols=["direct", "train_before_test"],
+        treat=exposure,
+    )
+    assert run_study(new_study).failed == 0
+    (copy_folder,) = (tmp_path / "s.db.adapters").glob("treated-*")
+    tokens = torch.arange(4, 12)[None]
+    logits = {}
+    for protocol in ("direct", "train_before_test"):
+        folder = tmp_path / protocol
+        with Store.open(new_study.store, readonly=True) as store:
+            (cell,) = store.cells.read(model="base+exposed", protocol=protocol)
+            written = export_adapter(store, cell, folder)
+        variables: dict[str, Any] = {}
+        exec("\n".join(written.lines), variables)  # the card's own words
+        logits[protocol] = variables["model"].eval()(tokens).logits
+        loaded = load_adapted(folder, read_note(folder), base=None, device="cpu")
+        torch.testing.assert_close(loaded.model(tokens).logits, logits[protocol])
+    original = engine.load(str(world / "base"), device="cpu").model(tokens).logits
+    assert not torch.allclose(logits["direct"], original)
+    assert not torch.allclose(logits["direct"], logits["train_before_test"])
+    shutil.rmtree(copy_folder)
+    with (
+        Store.open(new_study.store, readonly=True) as store,
+        pytest.raises(InputError, match=r"base\+exposed is an exposed copy that is no longer kept"),
+    ):
+        export_adapter(store, cell, tmp_path / "late")
+    assert not (tmp_path / "late").exists()
 
 
 def test_half_of_the_models_are_replaced_by_a_seeded_coin(world: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from potentia.errors import InputError
 from potentia.files import ADAPTER_NOTE, describe_invalid, read_json_object
 from potentia.tasks import UNTRUSTED
 
-CLASSIFIER = "classifier.npz"  # of a folder that holds a classifier on words
+CLASSIFIER = "classifier.npz"  # of a folder that holds a TF-IDF classifier
 EMBEDDING_CLASSIFIER = "embedding_classifier.npz"  # of one that holds a classifier on embeddings
 LARGEST_NOTE = 64 * 2**20  # bytes: a task may have many labels, and its definition is in the note
 LONGEST = 10_000  # of a list or table in a note
@@ -60,7 +60,7 @@ class NotedDefinition(_Noted):
 
 
 class NotedTask(_Noted):
-    """The task that an adapter was tuned on: what asks it, and the user's column of each field."""
+    """The task that an adapter was tuned on: how it is asked, and the user's column of each field."""
 
     config: NotedDefinition
     columns: dict[Text, Text | Texts] | None = None
@@ -75,7 +75,7 @@ class NotedSelection(_Noted):
 class AdapterNote(_Noted):
     """What an exported adapter says of itself."""
 
-    model: NotedModel | None = None  # None for a classifier on words
+    model: NotedModel | None = None  # None for a TF-IDF classifier
     base: NotedBase | None = None
     task: Text | None = None
     metric: Text | None = None

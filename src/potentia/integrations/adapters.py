@@ -1,4 +1,4 @@
-"""An adapter to take away: exported with its card and a note from which ``predict`` asks it again."""
+"""An adapter to take away: exported with a model card and ``potentia.json``, which ``predict`` reads."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from potentia.analysis.stats import interval_of_score
 from potentia.errors import InputError
 from potentia.files import ADAPTER_NOTE, atomic_folder
 from potentia.integrations.adapter_note import CLASSIFIER, EMBEDDING_CLASSIFIER
+from potentia.store import name_exposed_copy
 from potentia.values.baselines import Baseline
 from potentia.values.protocol import Protocol, TaskName
 from potentia.values.provenance import TaskProvenance
@@ -37,6 +38,48 @@ class ExportedAdapter:
 
 
 @dataclass(frozen=True)
+class BaseFiles:
+    """The model that an adapter goes on: its files, and the adapters that are merged into it first."""
+
+    source: str
+    revision: str | None
+    gguf_file: str | None
+    merged_first: tuple[str, ...]
+
+    @classmethod
+    def find(cls, store: Store, cell: CellRecord) -> BaseFiles:
+        """Return the base of a result; that of an exposed copy is an adapter of its original, or a whole model."""
+        model = cell.provenance.model
+        base = cls(
+            source=locate_model(model.source or cell.model),
+            revision=model.revision,
+            gguf_file=model.gguf_file,
+            merged_first=(locate_model(model.adapter),) if model.adapter else (),
+        )
+        if not model.copy_of:
+            return base
+        copy_folder = store.adapters.find(name_exposed_copy(model.fingerprint))
+        if copy_folder is None:
+            command = f"potentia store discard {shlex.quote(store.where)} --model {shlex.quote(cell.model)}"
+            raise InputError(
+                f"{cell.model} is an exposed copy that is no longer kept",
+                where=store.where,
+                hint=f"to make it again: {command}, then run the study",
+            )
+        copy_source = locate_model(str(copy_folder))
+        if (copy_folder / "adapter_config.json").is_file():
+            return replace_fields(base, merged_first=(*base.merged_first, copy_source))
+        return cls(copy_source, revision=None, gguf_file=None, merged_first=())
+
+    def compute_fingerprint(self) -> str:
+        """Return the fingerprint of the files, as the engine computes it when it loads them."""
+        from potentia.engine import fingerprints
+
+        files = (self.source, self.revision, self.gguf_file, self.merged_first)
+        return fingerprints([files])[files].result()
+
+
+@dataclass(frozen=True)
 class Quantisation:
     """In how many bits a base was kept (``8bit``, ``4bit``), and the dtype that it computed in."""
 
@@ -54,46 +97,47 @@ def export_adapter(
     threshold: float | None = None,
     tested_folds: int = 0,
 ) -> ExportedAdapter:
-    """Copy a kept adapter out of the store and write its card and a note from which ``predict`` asks it again.
+    """Copy a kept adapter out of the store, with a model card and ``potentia.json``, which ``predict`` reads.
 
     Where validation kept the untuned model, or nothing was tuned, there is no adapter; the note and the card say so.
-    The folder is there when all of it is written; with ``replace`` it takes the place of an earlier one.
-    ``temperature`` makes the probabilities of ``predict`` mean what they say; below ``threshold`` it marks a row as
-    unsure. Of an adapter that was trained on all rows, ``tested_folds`` says how many folds its scores are from.
+    The folder is there when all of it is written; with ``replace`` it takes the place of an earlier one. ``predict``
+    divides the log-probabilities by ``temperature``; rows below ``threshold`` are marked unsure. Of an adapter that was
+    trained on all rows, ``tested_folds`` says how many folds its scores are from.
     """
     stored = store.adapters.find(cell.key)
     if stored is None and _is_tuned(cell):
         raise InputError(f"no adapter of {cell.model} on {cell.task} is kept", where=store.where)
     model = cell.provenance.model
-    base_model = locate_model(model.source or cell.model)
-    before = [locate_model(model.adapter)] if model.adapter else []
-    if model.copy_of:  # an exposed copy: what it was exposed to comes first
-        before.append(str(store.adapters.find(f"treated-{model.fingerprint}")))
+    base = BaseFiles.find(store, cell)
     quantisation = None
     if model.quantise:
         quantisation = Quantisation(model.quantise, str(model.dtype))
     lines = render_loading_lines(
-        base_model,
-        str(folder) if stored is not None else None,
-        gguf_file=model.gguf_file,
-        before=before,
-        quantisation=quantisation,
+        base, str(folder) if stored is not None else None, quantisation=quantisation
     )
     with atomic_folder(folder, replace=replace) as draft:
         for file in stored.iterdir() if stored is not None else ():
             shutil.copy2(file, draft / file.name)
-        card_text = adapter_card(cell, base_model, lines, str(folder), tested_folds=tested_folds)
+        card_text = adapter_card(cell, base.source, lines, str(folder), tested_folds=tested_folds)
         (draft / "README.md").write_text(card_text, encoding="utf-8")
         note_file = draft / ADAPTER_NOTE
         note = json.loads(note_file.read_text(encoding="utf-8")) if note_file.exists() else {}
-        _name_base(draft / "adapter_config.json", base_model)
+        _name_base(draft / "adapter_config.json", base.source)
         if isinstance(note.get("base"), dict):
-            note["base"]["source"] = base_model
+            note["base"]["source"] = base.source
         note["cell"] = cell.key
         note["task"] = TaskName(cell.task).whole
         note["protocol"] = cell.protocol
         note["selection"] = cell.selection.to_dict()
-        note["model"] = {**model.to_dict(), "source": base_model, "before": before}
+        note["model"] = {
+            **model.to_dict(),
+            "source": base.source,
+            "revision": base.revision,
+            "gguf_file": base.gguf_file,
+            "before": list(base.merged_first),
+        }
+        if model.copy_of:
+            _name_content(note, base.compute_fingerprint())
         note["asked"] = cell.provenance.task.to_dict()
         note["metric"] = cell.metric
         note["score"] = cell.score.value
@@ -103,7 +147,7 @@ def export_adapter(
         note["temperature"] = temperature
         note["threshold"] = threshold
         note_file.write_text(json.dumps(note, indent=1, default=str), encoding="utf-8")
-    return ExportedAdapter(folder, base_model, lines)
+    return ExportedAdapter(folder, base.source, lines)
 
 
 def locate_model(source: str) -> str:
@@ -121,6 +165,16 @@ def _name_base(config_file: Path, base_model: str) -> None:
     config_file.write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
+def _name_content(note: dict[str, Any], fingerprint: str) -> None:
+    """Name the base of an exposed copy by its files, which loading compares; a study names it by how it was made."""
+    from potentia.engine import quantised_fingerprint
+
+    noted_model = note["model"]
+    noted_model["fingerprint"] = quantised_fingerprint(fingerprint, noted_model.get("quantise"))
+    if isinstance(note.get("base"), dict):
+        note["base"]["fingerprint"] = fingerprint
+
+
 def _is_tuned(cell: CellRecord) -> bool:
     """Whether a result is of a fine-tuned model."""
     return Protocol(cell.protocol).tuned and not cell.selection.is_untuned
@@ -135,9 +189,11 @@ def export_encoder(
     threshold: float | None = None,
     tested_folds: int = 0,
 ) -> ExportedAdapter:
-    """Copy a fine-tuned encoder, with its card and a note from which ``predict`` asks it; an earlier one is replaced.
+    """Copy a fine-tuned encoder, with a model card and ``potentia.json``, which ``predict`` reads.
 
-    Of an encoder that was fine-tuned on all rows, ``tested_folds`` says how many folds its scores are from.
+    An earlier export is replaced. ``predict`` divides the log-probabilities by ``temperature``; rows below
+    ``threshold`` are marked unsure. Of an encoder that was fine-tuned on all rows, ``tested_folds`` says how many folds
+    its scores are from.
     """
     lines = (
         "from transformers import pipeline",
@@ -190,7 +246,7 @@ def _render_classifier_card(
     threshold: float | None = None,
     lines: Sequence[str] = (),
 ) -> str:
-    """Return the card of what classifies without an adapter: what it is, what it learned from, what it scores."""
+    """Return the model card of an encoder or a classical classifier: what it is, its training data, its score."""
     used = task.used_by_split()
     data = f"{used['train']} training, {used['validation']} validation and {used['test']} test examples."
     tested = f"{used['test']} test examples"
@@ -198,7 +254,7 @@ def _render_classifier_card(
         data = "all rows, with what cross-validation chose."
         folds = "1 fold" if tested_folds == 1 else f"{tested_folds} folds"
         tested = f"the same in {folds}, on rows that it had not seen"
-    beside = {
+    baseline_scores = {
         baseline.label: scores.get("acc", math.nan) for baseline, scores in task.baselines.items()
     }
     return str(
@@ -212,7 +268,7 @@ def _render_classifier_card(
             metric=metric,
             score=score,
             tested=tested,
-            beside=beside,
+            beside=baseline_scores,
             threshold=threshold,
             folder=shlex.quote(str(folder)),
             lines=lines,
@@ -224,7 +280,7 @@ def _render_classifier_card(
 def export_classifier(
     task: Task, folder: Path, *, accuracy: float, tested_folds: int = 1, replace: bool = False
 ) -> Path:
-    """Write a classifier on words, taught all rows, with its card and a note from which ``predict`` asks it."""
+    """Write a TF-IDF classifier, fitted on all rows, with a card and ``potentia.json``, which ``predict`` reads."""
     from potentia.tasks import fit_linear_classifier
 
     classifier = fit_linear_classifier(task, on_all=True)
@@ -263,7 +319,7 @@ def export_embedding_classifier(
     tested_folds: int = 1,
     replace: bool = False,
 ) -> Path:
-    """Write a classifier on the embeddings of a model, with a note from which ``predict`` asks it.
+    """Write a classifier on the embeddings of a model, with a card and ``potentia.json``, which ``predict`` reads.
 
     ``cell`` is its result on a fold: it says which model the embeddings are of, and how the task is asked.
     """
@@ -295,18 +351,14 @@ def export_embedding_classifier(
 
 
 def render_loading_lines(
-    base_model: str,
-    folder: str | None,
-    *,
-    gguf_file: str | None,
-    before: Sequence[str],
-    quantisation: Quantisation | None,
+    base: BaseFiles, folder: str | None, *, quantisation: Quantisation | None
 ) -> tuple[str, ...]:
     """Return Python that loads the adapted model with transformers and PEFT alone."""
-    model_name = base_model
-    if base_model.endswith(".gguf"):
-        model_name = str(Path(base_model).parent)
-        gguf_file = Path(base_model).name
+    model_name = base.source
+    gguf_file = base.gguf_file
+    if base.source.endswith(".gguf"):
+        model_name = str(Path(base.source).parent)
+        gguf_file = Path(base.source).name
     model_argument = f"{model_name!r}"
     if gguf_file is not None:
         model_argument += f", gguf_file={gguf_file!r}"
@@ -320,13 +372,14 @@ def render_loading_lines(
                 f" bnb_4bit_compute_dtype={dtype}"
             )
         bits_argument = f", dtype={dtype}, quantization_config=BitsAndBytesConfig({options})"
-    quantises_last = bool(before) or gguf_file is not None  # first whole, then in few bits
+    # what is merged or read from GGUF is whole first, then kept in few bits
+    quantises_last = bool(base.merged_first) or gguf_file is not None
     return _render_lines(
         "loading.py.txt",
         place=model_argument,
         bits=bits_argument,
         late=quantises_last,
-        before=before,
+        merged_first=base.merged_first,
         folder=folder,
     )
 

@@ -315,7 +315,7 @@ def _ask_documents(
 def _ask_classifier(
     subtask: Subtask, documents: Sequence[dict[str, Any]], folder: Path, adapter_note: AdapterNote
 ) -> list[_Answer]:
-    """Ask a classifier on words."""
+    """Ask a TF-IDF classifier."""
     from potentia.tasks import LinearTextClassifier
 
     classifier = LinearTextClassifier.load(folder / CLASSIFIER)
@@ -498,7 +498,7 @@ def load_adapted(
     noted_model = adapter_note.model
     if noted_model is None:
         raise InputError(
-            "this folder holds a classifier on words: there is no model in it", where=str(folder)
+            "this folder holds a TF-IDF classifier: there is no model in it", where=str(folder)
         )
     has_adapter = (folder / "adapter_config.json").is_file()
     if has_adapter and adapter_note.base_fingerprint is None and not unchecked_base:

@@ -14,6 +14,7 @@ from potentia.engine import LoadedModel
 from potentia.errors import TuningError
 from potentia.run.progress import Stopped, remove_lanes_folder
 from potentia.run.recipe import encode_training_examples
+from potentia.store import name_exposed_copy
 from potentia.timing import spending
 from potentia.values.fine_tuning import LaneStatus
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def load_exposed_copy(context: RowContext) -> LoadedModel:
     """Load an exposed copy; it is made first where the store has none."""
-    copy_name = f"treated-{context.row.model_fingerprint}"
+    copy_name = name_exposed_copy(context.row.model_fingerprint)
     folder = context.store.adapters.find(copy_name)
     if folder is None:
         with spending("treat"):
