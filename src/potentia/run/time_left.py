@@ -7,8 +7,8 @@ of a model is unknown.
 
 The pace is the work done in the time that rows spent on it. Loading a model, checking its fast paths and compiling
 kernels are no part of that pace: they take the same time whatever is asked of a model. They are added for each model
-that is still to come. Without this division, a run that loads for half a minute and then makes the first of a
-hundred steps told an hour for what took two minutes.
+that is still to come. If they counted, a run that loads for 38 s and has made two seconds of 146 s of steps would be
+said to need most of an hour.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class RowState:
     steps_planned: float
     steps_resumed: float  # done by an earlier run
     steps_skipped: float  # of fine-tunings that ended early
-    cell: CellName | None  # whose test is being scored
-    share_scored: float  # of that cell's examples
+    cell: CellName | None  # the untuned cell that is being scored
+    share_scored: float  # share of that cell's examples, 0 to 1
 
     @classmethod
     def from_progress(cls, row_name: str, progress: Mapping[str, Any]) -> RowState:
@@ -63,7 +63,7 @@ class RowState:
             share_scored = min(progress["done"] / progress["total"], 1.0)
         return cls(
             model=model,
-            seconds=max(latest - began, 0.0) if latest >= began else 0.0,
+            seconds=latest - began if latest >= began else 0.0,  # NaN before it began
             seconds_preparing=float(progress.get("seconds_preparing") or 0.0),
             has_ended="ended" in progress,
             steps_done=float(progress.get("steps_done") or 0),
@@ -82,11 +82,15 @@ class RowState:
 
 @dataclass(frozen=True)
 class RowWork:
-    """The work of a row's pending cells: of each its scoring and its training, and the steps of all training."""
+    """The work of a row's pending cells.
 
-    scoring: Mapping[CellName, float]
-    training: Mapping[CellName, float]
-    steps: float
+    One that is only scored is in ``scoring``, one that is fine-tuned (its validation and test included) in
+    ``training``.
+    """
+
+    scoring: Mapping[CellName, float]  # FLOPs, or tokens where the size of a model is unknown
+    training: Mapping[CellName, float]  # in the same unit
+    steps: float  # of all fine-tunings together
 
     @property
     def total(self) -> float:
@@ -169,18 +173,6 @@ class WorkLeft:
             }
         return {"rows": rows}
 
-    def measure_share(
-        self, ended: Collection[CellName], progress: Mapping[str, Mapping[str, Any]]
-    ) -> float:
-        """Return the share of the work that is done, by the cells that ended and the progress of the rows."""
-        if not self._total:
-            return 0.0
-        states_by_model = _group_states(progress)
-        work_done = 0.0
-        for model, row in self._rows.items():
-            work_done += row.count_done(ended, states_by_model.get(model, ()))
-        return work_done / self._total
-
     def estimate_seconds(
         self, ended: Collection[CellName], progress: Mapping[str, Mapping[str, Any]]
     ) -> float | None:
@@ -223,7 +215,7 @@ class StudyClock:
     def __init__(self, store: Store, study_key: str) -> None:
         self._store = store
         self._study_key = study_key
-        self._began: EventRecord | None = None  # the entry that says what the latest run has to do
+        self._work_event: EventRecord | None = None  # what the latest run wrote before it began
         self._work: WorkLeft | None = None
         self._ended: set[CellName] = set()
         self._last_event = 0
@@ -231,11 +223,13 @@ class StudyClock:
     def estimate_seconds(self) -> float | None:
         """Return the seconds that the latest run has still to go; None where that is not known."""
         self._read_new_events()
-        if self._work is None or self._began is None:
+        if self._work is None or self._work_event is None:
             return None
         progress = {}
         for row_name, row_progress in self._store.events.read_progress(self._study_key).items():
-            if row_progress["updated"] >= self._began.created:  # both as ISO times of the store
+            if (
+                row_progress["updated"] >= self._work_event.created
+            ):  # both as ISO times of the store
                 progress[row_name] = row_progress
         return self._work.estimate_seconds(self._ended, progress)
 
@@ -243,8 +237,8 @@ class StudyClock:
         latest = self._store.events.read_latest(self._study_key, WORK_EVENT)
         if latest is None:
             return
-        if self._began is None or latest.id != self._began.id:
-            self._began = latest
+        if self._work_event is None or latest.id != self._work_event.id:
+            self._work_event = latest
             self._work = WorkLeft.from_payload(latest.payload)
             self._ended = set()
             self._last_event = latest.id
@@ -280,20 +274,18 @@ def _count_parts(states_by_model: Mapping[str, list[RowState]]) -> int:
 
 
 def _count_row(study_plan: StudyPlan, cells: Iterable[CellWork], *, has_sizes: bool) -> RowWork:
+    """Count the work of a row's cells in FLOPs; in tokens where the size of a model is unknown."""
     scoring: dict[CellName, float] = {}
     training: dict[CellName, float] = {}
     steps = 0.0
     for cell in cells:
         cell_name = (cell.model, cell.task, str(cell.protocol))
-        tokens = 2 * cell.train_tokens + cell.score_tokens
-        work_per_token = 1.0
-        if has_sizes and tokens:
-            work_per_token = cell.flops / tokens
+        # learning from a token takes twice the work of scoring it
+        work = cell.flops if has_sizes else 2 * cell.train_tokens + cell.score_tokens
         if not cell.train_tokens:
-            scoring[cell_name] = work_per_token * tokens
+            scoring[cell_name] = work
             continue
-        # The validation of a fine-tuning goes on beside its steps.
-        training[cell_name] = work_per_token * tokens
+        training[cell_name] = work
         task = study_plan.tasks.by_name[cell.task]
         tuning = study_plan.study.tuning
         if cell.protocol.kind == "adjust" and study_plan.tasks.auxiliary is not None:
