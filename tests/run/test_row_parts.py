@@ -69,7 +69,9 @@ def study(world: Path, store: Path, **changes: Any) -> Any:
 
 def divided(plan: StudyPlan, workers: int, **options: Any) -> list[Any]:
     with Store.open(plan.study.store) as store:
-        return row_parts.divide_rows(plan, assigned(plan), store, workers, device="cpu", **options)
+        return row_parts.divide_assignments(
+            plan, assigned(plan), store, workers, device="cpu", **options
+        )
 
 
 def tasks_of(row: Any) -> set[str]:
@@ -116,8 +118,8 @@ def test_the_longest_row_is_first_and_only_what_is_long_enough_is_divided(
     plan = under_way(plan_study(study(world, tmp_path / "s.db", models=models)), 1)
     rows = assigned(plan)
     with Store.open(plan.study.store) as store:
-        alone = row_parts.divide_rows(plan, rows, store, 1, device="cuda")
-        cut = row_parts.divide_rows(plan, rows, store, 4, device="cuda")
+        alone = row_parts.divide_assignments(plan, rows, store, 1, device="cuda")
+        cut = row_parts.divide_assignments(plan, rows, store, 4, device="cuda")
     assert [row.label for row in alone] == ["two", "one"]
     assert [row.model.name for row in cut] == ["two"] * 4 + ["one"]
 

@@ -43,7 +43,12 @@ from potentia.run.progress import (
     remove_lanes_folder,
 )
 from potentia.run.row_context import RowOutcome
-from potentia.run.row_parts import LEAST_SECONDS, count_train_documents, divide_rows, iterate_parts
+from potentia.run.row_parts import (
+    LEAST_SECONDS,
+    count_train_documents,
+    divide_assignments,
+    iterate_parts,
+)
 from potentia.run.time_left import WORK_EVENT, WorkLeft
 from potentia.run.worker import StopRequested, give_up_assignment
 from potentia.values.failure import CellFailure
@@ -233,7 +238,7 @@ def _make_divider(
             has_lanes = store.lanes_folder.is_dir() and any(store.lanes_folder.iterdir())
             if not (is_wanted or has_lanes):
                 return assignments
-            return divide_rows(
+            return divide_assignments(
                 study_plan,
                 assignments,
                 store,
@@ -346,9 +351,9 @@ def remove_finished_lanes(study_plan: StudyPlan, store: Store) -> None:
     for row in rows:
         _remove_lanes_if_finished(folder, row)
     if folder.is_dir() and any(folder.iterdir()):
-        documents = count_train_documents(study_plan)
+        document_counts = count_train_documents(study_plan)
         for row in rows:  # a run may have been killed that had them in parts
-            for row_part in iterate_parts(row, documents):
+            for row_part in iterate_parts(row, document_counts):
                 _remove_lanes_if_finished(folder, row_part)
     with contextlib.suppress(OSError):  # others have lanes there
         folder.rmdir()

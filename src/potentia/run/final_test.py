@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainedLanes:
-    """The lanes of a row, their validation and their results, with who can bring their states back."""
+    """The lanes of a row and their validation, with the trainer that brings their states back."""
 
     search: LaneSearch
-    results: Mapping[str, Lane]
+    lane_by_key: Mapping[str, Lane]
     trainer: LaneTrainer | FullLanes
     scorer: Scorer
 
@@ -68,11 +68,11 @@ class FinalTest:
         self.reporter = reporter
         self.name = task_name
         self.task = setup.tasks[task_name]
-        self.lanes: dict[str, FineTuning] = {}
-        for lane_key, lane in self.search.lanes.items():
-            if task_name in self.search.list_served_tasks(lane):
-                self.lanes[lane_key] = lane
-        self.results = [trained.results[lane_key] for lane_key in self.lanes]
+        self.fine_tunings: dict[str, FineTuning] = {}
+        for lane_key, fine_tuning in self.search.lanes.items():
+            if task_name in self.search.list_served_tasks(fine_tuning):
+                self.fine_tunings[lane_key] = fine_tuning
+        self.lanes: list[Lane] = [trained.lane_by_key[lane_key] for lane_key in self.fine_tunings]
 
     def run(self) -> None:
         """Choose, test and commit."""
@@ -96,7 +96,7 @@ class FinalTest:
             tuned=chosen[0].is_tuned and not keeps_direct,
             kept_direct=keeps_direct,
             epochs_saved_by_race=self._count_saved_epochs(),
-            target_modules=tuple(self.results[0].targets),
+            target_modules=tuple(self.lanes[0].targets),
             failed_lanes=tuple(failures),
             cut_examples=self._count_cut_examples(chosen[0]),
         )
@@ -111,17 +111,18 @@ class FinalTest:
 
     def _describe_failures(self) -> list[str]:
         failures = []
-        for result in self.results:
-            if result.reason:
-                lane = self.lanes[result.key]
-                failures.append(f"{lane.learning_rate:g} {lane.style}: {result.reason}")
+        for lane in self.lanes:
+            if lane.reason:
+                fine_tuning = self.fine_tunings[lane.key]
+                failures.append(f"{fine_tuning.learning_rate:g} {fine_tuning.style}: {lane.reason}")
         return failures
 
     def _count_saved_epochs(self) -> int:
         saved = 0
-        for result in self.results:
-            if result.status == LaneStatus.DROPPED:
-                saved += self.search.count_epochs(self.lanes[result.key]) - len(result.epochs)
+        for lane in self.lanes:
+            if lane.status == LaneStatus.DROPPED:
+                planned_epochs = self.search.count_epochs(self.fine_tunings[lane.key])
+                saved += planned_epochs - len(lane.epochs)
         return saved
 
     # --- choosing ----------------------------------------------------------------------------------------------------
@@ -174,7 +175,7 @@ class FinalTest:
         validation_task = self.setup.find_validation_task(self.name)
         metric = validation_task.describe_metric(validation_task.metric)
         assert best_tuned[0].lane is not None
-        result = self.trained.results[best_tuned[0].lane.key]
+        lane = self.trained.lane_by_key[best_tuned[0].lane.key]
         rates: set[float] = set()
         for state in best_tuned:
             rates.update(self._find_peaks(state))
@@ -183,8 +184,8 @@ class FinalTest:
             selection,
             search=find_most_doubtful_end(search_ends, chosen, metric),
             rates_tried=tuple(sorted(rates)),
-            updates=result.step,
-            tokens=sum(epoch.result.tokens for epoch in result.epochs),
+            updates=lane.step,
+            tokens=sum(epoch.result.tokens for epoch in lane.epochs),
             trainable=int(getattr(self.trained.trainer, "trainable", parameters)),
         )
 
@@ -210,7 +211,7 @@ class FinalTest:
             self.setup, self.trained.scorer, self.name, state.style, owner, progress=progress
         )
         if lane is not None and is_selected:
-            status = self.trained.results[lane.key].status
+            status = self.trained.lane_by_key[lane.key].status
             self.reporter.report(self.search, lane, self.name, status=status, selected=True)
         return evaluation
 
@@ -265,10 +266,10 @@ class FinalTest:
             self.cells.commit(self.name, step, Evaluation.mean(tests), selection)
 
     def _count_cut_examples(self, chosen: ValidatedState) -> CutExamples | None:
-        """Return how many training examples were cut to the length that is read; None where none was."""
-        lane = self.results[0]
+        """Return how many training examples were truncated to the maximum length; None where none was."""
+        lane = self.lanes[0]
         if chosen.lane is not None:
-            lane = self.trained.results[chosen.lane.key]
+            lane = self.trained.lane_by_key[chosen.lane.key]
         limit = self.trained.trainer.limit
         cut_count = lane.spec.count_cut_examples(limit)
         if not cut_count:

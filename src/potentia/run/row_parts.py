@@ -78,7 +78,7 @@ class Chain:
         return max(self.lane_parts, default=0.0) + self.last
 
 
-def divide_rows(
+def divide_assignments(
     study_plan: StudyPlan,
     assignments: Sequence[Assignment],
     store: Store,
@@ -87,13 +87,14 @@ def divide_rows(
     device: str,
     least_seconds: float = LEAST_SECONDS,
 ) -> list[Assignment]:
-    """Return the rows, longest first, those in parts that keep workers busy; as they are where nothing is gained.
+    """Return the assignments with pending cells, longest first, long ones in parts that keep ``workers`` busy.
 
-    A part takes ``least_seconds`` or more; with 0 loading is not counted either, and with infinity nothing is divided.
-    What an earlier run has begun in parts is found in any case.
+    A row stays whole where parts would save no time. A part takes ``least_seconds`` or more. 0 stands for a user who
+    asked for parts: they may be of any length, and loading is not counted. With infinity nothing new is divided: rows
+    keep their order, and only the parts that an earlier run has begun are found again.
     """
     may_divide = least_seconds < math.inf
-    documents = count_train_documents(study_plan)
+    document_counts = count_train_documents(study_plan)
     seconds: dict[str, dict[str, TaskSeconds]] = {}
     if may_divide:
         seconds = _estimate_seconds(study_plan, assignments, device)
@@ -104,7 +105,7 @@ def divide_rows(
             load_seconds = LOAD_SECONDS + 2 * _guess_parameters(assignment.row) / LOAD_RATE
         task_tree = _TaskTree(
             assignment.row,
-            documents,
+            document_counts,
             seconds.get(assignment.model.name, {}),
             store=store,
             load_seconds=load_seconds,
@@ -142,17 +143,17 @@ def _choose_parts(
 
 
 def count_train_documents(study_plan: StudyPlan) -> dict[str, int]:
-    """Return the training documents of every task, by which rows are halved."""
+    """Return how many training documents every task has; rows are halved by them."""
     return {
         task_name: len(task.documents("train"))
         for task_name, task in study_plan.tasks.by_name.items()
     }
 
 
-def iterate_parts(row: Row, documents: Mapping[str, int]) -> Iterator[Row]:
+def iterate_parts(row: Row, document_counts: Mapping[str, int]) -> Iterator[Row]:
     """Go through all parts that a row can be divided into, itself first."""
     yield row
-    task_tree = _TaskTree(row, documents)
+    task_tree = _TaskTree(row, document_counts)
     if task_tree.tasks:
         for tasks in task_tree.iterate_below(task_tree.tasks):
             yield make_part(row, tasks)
@@ -178,14 +179,14 @@ class _TaskTree:
     def __init__(
         self,
         row: Row,
-        documents: Mapping[str, int],
+        document_counts: Mapping[str, int],
         seconds: Mapping[str, TaskSeconds] | None = None,
         *,
         store: Store | None = None,
         load_seconds: float = 0.0,
     ) -> None:
         self.row = row
-        self.documents = documents
+        self.document_counts = document_counts
         self.seconds = seconds or {}
         self.store = store
         self.load_seconds = load_seconds
@@ -270,10 +271,10 @@ class _TaskTree:
         """Deal tasks out to two, largest training split first; by sizes that no run changes."""
         halves: tuple[list[str], list[str]] = ([], [])
         loads = [0.0, 0.0]
-        for task in sorted(tasks, key=lambda task: (-self.documents[task], task)):
+        for task in sorted(tasks, key=lambda task: (-self.document_counts[task], task)):
             lighter = int(loads[1] < loads[0])
             halves[lighter].append(task)
-            loads[lighter] += self.documents[task] + 1
+            loads[lighter] += self.document_counts[task] + 1
         return tuple(halves[0]), tuple(halves[1])
 
     def _read_begun_uncached(self, tasks: Tasks) -> LanesBeginning | None:

@@ -288,14 +288,21 @@ class LaneSearch:
             return []
         return [task for task in self.list_served_tasks(lane) if self.tasks[task].is_validated]
 
-    def record_epoch(self, ended: LaneEpoch) -> None:
-        """Add an epoch to the curves of its lane; one that was to be validated and could not is worth NaN."""
-        lane = self.lanes[ended.key]
+    def record_epoch(self, lane_epoch: LaneEpoch) -> None:
+        """Add an ended epoch to its lane's curves, in place of an earlier record of it.
+
+        Without a validation score the last epoch counts with NaN, others are left out.
+        """
+        lane = self.lanes[lane_epoch.key]
         for task in self.list_served_tasks(lane):
-            curve = [state for state in self.curves[lane.key, task] if state.epoch < ended.epoch]
-            if task in ended.validations or ended.epoch == self.count_epochs(lane):
-                validation = ended.validations.get(task, NOT_VALIDATED)
-                result = replace(ended.result, value=validation.value, stderr=validation.stderr)
+            curve = [
+                state for state in self.curves[lane.key, task] if state.epoch < lane_epoch.epoch
+            ]
+            if task in lane_epoch.validations or lane_epoch.epoch == self.count_epochs(lane):
+                validation = lane_epoch.validations.get(task, NOT_VALIDATED)
+                result = replace(
+                    lane_epoch.result, value=validation.value, stderr=validation.stderr
+                )
                 state = ValidatedState(
                     style=lane.style,
                     result=result,

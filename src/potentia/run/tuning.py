@@ -151,7 +151,7 @@ class RowTuning:
         self.context = setup.context
         self.cells = cells
         self.reporter = LaneReporter(setup)
-        self.results: dict[str, Lane] = {}
+        self.lane_by_key: dict[str, Lane] = {}
         self._examples: dict[tuple[str, Style], TokenisedExamples] = {}
         self._phase_began = time.monotonic()
         self._phase_tokens = 0
@@ -173,7 +173,7 @@ class RowTuning:
         with spending("validate"):
             untuned = self._validate_untuned(task_names)
         self.search = self._make_search(task_names, untuned)
-        self.results = {}
+        self.lane_by_key = {}
         with self._make_trainer() as self.trainer:
             self.scorer = Scorer(
                 self.context.loaded, token_budget=token_budget, router=self.trainer.router
@@ -234,7 +234,7 @@ class RowTuning:
         return LaneTrainer(loaded, token_budget=study.token_budget, workspace=workspace)
 
     def _collect_trained(self) -> TrainedLanes:
-        return TrainedLanes(self.search, self.results, self.trainer, scorer=self.scorer)
+        return TrainedLanes(self.search, self.lane_by_key, self.trainer, scorer=self.scorer)
 
     def _finish_task(self, task_name: str) -> None:
         try:
@@ -337,41 +337,41 @@ class RowTuning:
         self._last_step = None
         self._single_lane = None if self.setup.trains_together else lanes[0]
         with spending("train"):
-            results = self.trainer.train(
+            trained_lanes = self.trainer.train(
                 specs,
                 on_epoch=self._end_epochs,
                 on_step=self._report_step,
                 on_resume=self._record_epochs,
                 stop=self.is_stop_requested,
             )
-        self.results |= results
+        self.lane_by_key |= trained_lanes
         for lane in lanes:
             self._report_end(lane)
-        if any(result.status == LaneStatus.INTERRUPTED for result in results.values()):
+        if any(lane.status == LaneStatus.INTERRUPTED for lane in trained_lanes.values()):
             raise Stopped
         steps = 0
-        for lane_key, result in results.items():
-            steps += result.step
-            self._steps_skipped[lane_key] = self._steps_planned[lane_key] - result.step
+        for lane_key, trained_lane in trained_lanes.items():
+            steps += trained_lane.step
+            self._steps_skipped[lane_key] = self._steps_planned[lane_key] - trained_lane.step
         self._steps_ended += steps
         self._steps_resumed += steps if self._last_step is None else self._last_step.resumed
 
     def _hold_race(self, wave: Sequence[FineTuning]) -> None:
         """Drop the lanes that would have been dropped beside their rivals, and what they were after that."""
-        epochs_by_lane = {lane.key: list(self.results[lane.key].epochs) for lane in wave}
+        epochs_by_lane = {lane.key: list(self.lane_by_key[lane.key].epochs) for lane in wave}
         for lane_key, epoch in self.search.hold_race(epochs_by_lane).items():
-            result = self.results[lane_key]
-            result.epochs = epochs_by_lane[lane_key][:epoch]
-            result.status = LaneStatus.DROPPED
-            result.reason = None
-            result.step = result.epochs[-1].step
+            dropped_lane = self.lane_by_key[lane_key]
+            dropped_lane.epochs = epochs_by_lane[lane_key][:epoch]
+            dropped_lane.status = LaneStatus.DROPPED
+            dropped_lane.reason = None
+            dropped_lane.step = dropped_lane.epochs[-1].step
             self._report_end(self.search.lanes[lane_key])
 
     def _report_end(self, lane: FineTuning) -> None:
-        result = self.results[lane.key]
+        ended_lane = self.lane_by_key[lane.key]
         for task_name in self.search.list_served_tasks(lane):
             self.reporter.report(
-                self.search, lane, task_name, status=result.status, note=result.reason or ""
+                self.search, lane, task_name, status=ended_lane.status, note=ended_lane.reason or ""
             )
 
     def _report_step(self, step_info: StepInfo) -> None:

@@ -94,7 +94,11 @@ class AssignmentQueue:
         return startable
 
     def record(self, assignment: Assignment, answer: Answer) -> None:
-        """Note how an assignment ended; one that another run has waits, what went wrong is given up."""
+        """Record the answer to an assignment.
+
+        One that another run holds is tried again later; after an error its cells are recorded as failed; a stopped one
+        (None) leaves no outcome. An error of the store is raised.
+        """
         if isinstance(answer, StoreError):
             raise answer
         if isinstance(answer, PotentiaError):

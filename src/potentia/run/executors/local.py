@@ -139,14 +139,15 @@ class WorkerPool(QueueExecutor):
         super().__init__()
         self.workers = workers
         self.processes = processes
-        self.keeps_models = keeps_models  # and its workers, from one run to the next
+        self.keeps_models = keeps_models  # models and workers stay for the next run
         self.pipes: dict[Connection, SpawnProcess] = {}
-        self.numbers: dict[Connection, int] = {}
-        self.models: dict[Connection, set[str]] = {}  # that a worker has had: it may have them yet
+        self.worker_numbers: dict[Connection, int] = {}
+        # that each worker has loaded: they may still be in its cache
+        self.models: dict[Connection, set[str]] = {}
         self.gpu_sharing = GpuSharing()
         self.gpus = 0
         self.rows_per_gpu = 1
-        # the folder in which this run's workers share their proofs
+        # the results of fast-path checks, so that workers check each model once
         self.proof_folder = tempfile.TemporaryDirectory(
             prefix="potentia-", ignore_cleanup_errors=True
         )
@@ -177,10 +178,10 @@ class WorkerPool(QueueExecutor):
                 )
 
     def _start_missing_workers(self) -> None:
-        for number in sorted(set(range(self.workers)) - set(self.numbers.values())):
+        for number in sorted(set(range(self.workers)) - set(self.worker_numbers.values())):
             pipe, process = self.processes.start_worker(number, self.workers, self.keeps_models)
             self.pipes[pipe] = process
-            self.numbers[pipe] = number
+            self.worker_numbers[pipe] = number
             self.models[pipe] = set()
 
     def _find_free_worker(self) -> Connection | None:
@@ -192,7 +193,7 @@ class WorkerPool(QueueExecutor):
         return self._find_free_worker() is not None
 
     def list_loaded_models(self) -> Collection[str]:
-        """Return the models that the next free worker has had."""
+        """Return the models that the next free worker has loaded: they may still be in its cache."""
         pipe = self._find_free_worker()
         return self.models[pipe] if pipe is not None else ()
 
@@ -217,11 +218,11 @@ class WorkerPool(QueueExecutor):
 
     def _find_neighbours(self, pipe: Connection) -> list[Assignment]:
         """Return what runs on the GPU of a worker."""
-        gpu = self.numbers[pipe] % self.gpus
+        gpu = self.worker_numbers[pipe] % self.gpus
         neighbours = []
         for worker, assignment in self.running.items():
             assert isinstance(worker, Connection)
-            if self.numbers[worker] % self.gpus == gpu:
+            if self.worker_numbers[worker] % self.gpus == gpu:
                 neighbours.append(assignment)
         return neighbours
 
@@ -238,7 +239,7 @@ class WorkerPool(QueueExecutor):
     def _bury(self, pipe: Connection) -> Answer:
         """Give up what a dead worker computed; its successor has the same number, and so the same GPU."""
         process = self.pipes.pop(pipe)
-        del self.numbers[pipe], self.models[pipe]
+        del self.worker_numbers[pipe], self.models[pipe]
         process.join()
         self.gpu_sharing.stop_for_new_workers()
         return self.give_up(self.running[pipe], _describe_death(process.exitcode))
