@@ -22,11 +22,11 @@ from potentia.run import (
     AdaptiveRun,
     calibration,
     estimate_cost,
+    estimate_grid_costs,
     make_grid,
     make_proposed_study,
     parse_budget,
     plan_study,
-    price_grid,
     run_study,
 )
 from potentia.run.cost import CellWork, Pace, measure_pace, price_work
@@ -117,7 +117,7 @@ def test_texts_and_folds_are_chosen_as_the_ranking_counts_them(world, tmp_path):
     plan = plan_study(new_study)
     grid, cost = make_grid(plan), estimate_cost(plan, calibrate=False)
     assert grid.tasks == TASKS
-    costs = price_grid(grid, cost)
+    costs = estimate_grid_costs(grid, cost)
     tuned = [c for c in cost.cells if c.protocol == "train_before_test" and c.model == "m0"]
     assert costs.values[0].tolist() == [
         sum(c.flops for c in tuned if c.task.startswith("colours#")),

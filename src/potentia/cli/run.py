@@ -460,7 +460,7 @@ def _choose_cells(
 ) -> tuple[NextCells, Completion]:
     """Choose the cells that are worth their cost, with what is expected of the whole study."""
     completion = potentia.run.complete_study(study_plan, history=read_history(options.history))
-    costs = potentia.run.price_grid(potentia.run.make_grid(study_plan), cost)
+    costs = potentia.run.estimate_grid_costs(potentia.run.make_grid(study_plan), cost)
     budget = potentia.run.convert_budget(options.budget, costs, "give a share: --budget 10%")
     next_cells = potentia.analysis.planning.choose_cells(
         completion, costs, budget=budget, confidence=options.confidence

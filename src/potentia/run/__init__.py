@@ -36,9 +36,9 @@ if TYPE_CHECKING:
         AdaptiveRun,
         complete_study,
         convert_budget,
+        estimate_grid_costs,
         make_grid,
         make_proposed_study,
-        price_grid,
         render_study,
     )
     from potentia.run.elicitation import run_elicitation
@@ -49,7 +49,7 @@ _LATER = {
         (
             "AdaptiveRun",
             "complete_study",
-            "price_grid",
+            "estimate_grid_costs",
             "make_grid",
             "make_proposed_study",
             "render_study",

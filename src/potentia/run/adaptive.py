@@ -1,8 +1,8 @@
 """Which cells of a study to run under a budget; and adaptive runs, wave after wave of those that are worth the most.
 
 First come the direct scores of every row, then waves of tuned cells, each chosen from all that was measured before. A
-wave is written to the store's log before it runs, with what its cells cost by the estimate of the first day: killed and
-started again, the run goes on with the same wave, and the next ones follow from the same numbers. The budget counts
+wave is written to the store's log before it runs, and so is what cells cost by the estimate of the first start: killed
+and started again, the run goes on with the same wave, and the next ones follow from the same numbers. The budget counts
 estimated seconds, so that what is chosen does not depend on how busy the machine was. A cell of a wave is the cell
 of the whole study: the same key, the same lanes, the same score. Tasks are read once, workers and, while there is
 memory for them, models stay from wave to wave.
@@ -71,8 +71,8 @@ def make_grid(study_plan: StudyPlan) -> StudyGrid:
     )
 
 
-def price_grid(grid: StudyGrid, cost: StudyCost) -> CellCosts:
-    """Return the price of every tuned cell: seconds where they are known, else FLOPs."""
+def estimate_grid_costs(grid: StudyGrid, cost: StudyCost) -> CellCosts:
+    """Return the cost of every tuned cell: seconds where they are known, else FLOPs."""
     has_seconds = all(np.isfinite(cell.seconds) for cell in cost.cells)
     values = np.full((len(grid.models), len(grid.tasks)), np.nan)
     for cell in cost.cells:
@@ -82,12 +82,12 @@ def price_grid(grid: StudyGrid, cost: StudyCost) -> CellCosts:
         if task not in grid.tasks:
             continue
         position = grid.models.index(cell.model), grid.tasks.index(task)
-        price = cell.flops
+        cell_cost = cell.flops
         if has_seconds:
             is_first_fold = np.isnan(values[position])  # the folds of a task share one loading
             load_cost = cost.loads[cell.model] / SHARED_LOAD if is_first_fold else 0.0
-            price = cell.seconds + load_cost
-        values[position] = np.nan_to_num(values[position]) + price
+            cell_cost = cell.seconds + load_cost
+        values[position] = np.nan_to_num(values[position]) + cell_cost
     cost_unit = "seconds" if has_seconds else "FLOPs"
     if not np.isfinite(values).any():
         values = np.ones_like(values)
@@ -214,12 +214,12 @@ class AdaptiveRun:
 
     def _run(self) -> tuple[RunResult, Completion, NextCells | None]:
         journal = self._read_journal()
-        # The price of a cell is the estimate of the first day; without times the whole study counts as 100 %.
-        costs = self._price_cells(journal)
+        # The cost of a cell is the estimate of the first start; without times the whole study counts as 100 %.
+        costs = self._estimate_costs(journal)
         budget_left = convert_budget(self.budget, costs, "give a share: --budget 25%")
         self._run_part(self._keep_cells(self.plan, lambda _, cell: not cell.protocol.tuned))
         if not journal:
-            self._log_prices(costs)
+            self._log_costs(costs)
             journal = self._read_journal()
         measured = np.array(journal[0]["measured"], dtype=bool)
         for journal_entry in journal[1:]:
@@ -244,22 +244,25 @@ class AdaptiveRun:
     # --- the journal in the store --------------------------------------------------------------------------------
 
     def _read_journal(self) -> list[dict[str, Any]]:
-        """Return the events of this adaptive run: the first prices, then all waves, also of a run beside this one."""
+        """Return the events of this adaptive run: the costs of its first start, then all waves.
+
+        The waves of a run beside this one are among them.
+        """
         store = find_store(self.plan.study.store)
         if store is None:
             return []
-        prices = []
+        costs = []
         waves = []
         with store:
             for event in read_events(store, self.plan.key):
                 if event.kind == "adaptive":
-                    prices.append(dict(event.payload))
+                    costs.append(dict(event.payload))
                 elif event.kind == "wave":
                     waves.append(dict(event.payload))
-        return [*prices[:1], *waves]
+        return [*costs[:1], *waves]
 
-    def _log_prices(self, costs: CellCosts) -> None:
-        """Write the prices of the first day, and which cells were there before, to the study's log."""
+    def _log_costs(self, costs: CellCosts) -> None:
+        """Write the costs of the first start, and which cells were there before, to the study's log."""
         values = []
         for row in costs.values:
             values.append([_none_if_nan(value) for value in row])
@@ -304,7 +307,10 @@ class AdaptiveRun:
         return completion, chosen
 
     def _find_broken_models(self) -> set[str]:
-        """Return the models without a single direct score: they do not load, and are not tried in every wave."""
+        """Return the models that should have direct scores but have no result at all.
+
+        They do not load, and every wave would fail on them again.
+        """
         planned_models = set()
         for row in self.plan.rows:
             if any(not cell.protocol.tuned for cell in row.cells):
@@ -329,19 +335,19 @@ class AdaptiveRun:
             measured[position] = True
         return budget_left
 
-    def _price_cells(self, journal: Sequence[dict[str, Any]]) -> CellCosts:
-        """Price the cells as on the first day; on that day by the clock where the budget is a time."""
+    def _estimate_costs(self, journal: Sequence[dict[str, Any]]) -> CellCosts:
+        """Return what the cells cost as the first start estimated it: by the clock where the budget is a time."""
         if journal:
-            prices = journal[0]
+            first_entry = journal[0]
             return CellCosts(
-                models=tuple(prices["models"]),
-                tasks=tuple(prices["tasks"]),
-                values=np.array(prices["costs"], dtype=np.float64),  # None becomes NaN
-                unit=str(prices["unit"]),
+                models=tuple(first_entry["models"]),
+                tasks=tuple(first_entry["tasks"]),
+                values=np.array(first_entry["costs"], dtype=np.float64),  # None becomes NaN
+                unit=str(first_entry["unit"]),
             )
         self.report("estimating the cost")
         needs_seconds = self.budget is not None and not _is_share(self.budget)
-        return price_grid(self.grid, estimate_cost(self.plan, calibrate=needs_seconds))
+        return estimate_grid_costs(self.grid, estimate_cost(self.plan, calibrate=needs_seconds))
 
     def _find_measured_cells(self, store: Store) -> list[list[bool]]:
         """Return which tuned cells were there before the first wave."""
