@@ -182,13 +182,14 @@ class JudgedAnswers(Finding):
         table_rows: list[tuple[TableValue, ...]] = [
             (*astuple(result), result.share_verified) for result in self.results
         ]
+        # in the order of the fields of ``JudgedResult``, then the ratio
         column_names = (
             "model",
             "task",
             "protocol",
             "answers",
             "unclear",
-            "current",
+            "own metric",
             "math-verify",
             "upper bound",
             "ratio",

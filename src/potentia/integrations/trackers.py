@@ -1,6 +1,7 @@
 """Sending results to an experiment tracker: every lane's curve and every cell's score, read from the store.
 
-A tracker is a mirror, never a source: it can be filled while a study runs, after it, or again.
+A tracker is a mirror, never a source: it can be filled while a study runs or after it. Everything is sent each time:
+W&B and MLflow then have another run of the same name, TensorBoard another file in its folder.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from potentia.errors import InputError
 from potentia.extras import Extra, require_extra
 from potentia.store import LaneRecord, Store, find_study
 
-LogValue = Callable[[str, float, int], Any]
+ValueLogger = Callable[[str, float, int], Any]
 """Logs into one model's run in a tracker: a name, a value, the epoch."""
 
 
-class LoggedValue(NamedTuple):
-    """One value to log."""
+class TrackedValue(NamedTuple):
+    """One value to send."""
 
     name: str
     value: float
@@ -38,37 +39,43 @@ def send_to_tracker(store: Store, study: str, *, to: str, folder: Path) -> dict[
     record = find_study(store, study)
     cells = store.cells.read(study=record.key)
     lanes = store.lanes.read(study=record.key)
-    values_by_model: dict[str, list[LoggedValue]] = {}
+    values_by_model: dict[str, list[TrackedValue]] = {}
     for cell in cells:
-        logged_value = LoggedValue(f"{cell.protocol}/{cell.task}", cell.score.value, 0)
-        values_by_model.setdefault(cell.model, []).append(logged_value)
+        tracked_value = TrackedValue(f"{cell.protocol}/{cell.task}", cell.score.value, 0)
+        values_by_model.setdefault(cell.model, []).append(tracked_value)
     for lane in lanes:
         values_by_model.setdefault(lane.model, []).extend(_read_curves(lane))
     counts = {}
     for model in sorted(values_by_model):
         values = values_by_model[model]
         with _OPENERS[to](record.name, model, folder) as log_value:
-            for logged_value in values:
-                log_value(*logged_value)
+            for tracked_value in values:
+                log_value(*tracked_value)
         counts[model] = len(values)
     return counts
 
 
-def _read_curves(lane: LaneRecord) -> list[LoggedValue]:
+def _read_curves(lane: LaneRecord) -> list[TrackedValue]:
     """Return what is known of a lane's epochs: validation scores, then training losses."""
     curve_name = f"{lane.task}/lr {lane.learning_rate:g} {lane.style} seed {lane.seed}"
-    curves = []
-    for point in lane.epochs:
-        if point.value is not None:
-            curves.append(LoggedValue(f"validation/{curve_name}", point.value, point.epoch))
-    for point in lane.epochs:
-        if point.train_loss is not None:
-            curves.append(LoggedValue(f"train loss/{curve_name}", point.train_loss, point.epoch))
-    return curves
+    points = []
+    for epoch_result in lane.epochs:
+        if epoch_result.value is not None:
+            points.append(
+                TrackedValue(f"validation/{curve_name}", epoch_result.value, epoch_result.epoch)
+            )
+    for epoch_result in lane.epochs:
+        if epoch_result.train_loss is not None:
+            points.append(
+                TrackedValue(
+                    f"train loss/{curve_name}", epoch_result.train_loss, epoch_result.epoch
+                )
+            )
+    return points
 
 
 @contextmanager
-def _tensorboard(study: str, model: str, folder: Path) -> Iterator[LogValue]:
+def _tensorboard(study: str, model: str, folder: Path) -> Iterator[ValueLogger]:
     require_extra(Extra.RUN, "writing for TensorBoard", modules=("torch",))
     _import_tracker("tensorboard", "TensorBoard")
     writer = import_module("torch.utils.tensorboard").SummaryWriter(
@@ -81,7 +88,7 @@ def _tensorboard(study: str, model: str, folder: Path) -> Iterator[LogValue]:
 
 
 @contextmanager
-def _wandb(study: str, model: str, folder: Path) -> Iterator[LogValue]:
+def _wandb(study: str, model: str, folder: Path) -> Iterator[ValueLogger]:
     wandb = _import_tracker("wandb", "W&B")
     session = wandb.init(project=study, name=model, dir=str(folder), reinit="finish_previous")
     try:
@@ -91,7 +98,7 @@ def _wandb(study: str, model: str, folder: Path) -> Iterator[LogValue]:
 
 
 @contextmanager
-def _mlflow(study: str, model: str, folder: Path) -> Iterator[LogValue]:
+def _mlflow(study: str, model: str, folder: Path) -> Iterator[ValueLogger]:
     mlflow = _import_tracker("mlflow", "MLflow")
     mlflow.set_experiment(study)
 
