@@ -35,7 +35,7 @@ setup: $(RUN_STAMP) ## install Potentia with what runs models into .venv; the ot
 
 tools: $(STAMP) ## install what tests, docs and benchmarks need, too
 
-demo: $(RUN_STAMP) ## run the embedded study: real fine-tuning of tiny models, then the report
+demo: $(RUN_STAMP) ## run the built-in study: real fine-tuning of tiny models, then the report
 	@$(BIN)/potentia demo
 	$(ACTIVATE)
 

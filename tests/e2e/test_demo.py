@@ -32,7 +32,7 @@ def test_the_demo_shows_the_planted_effect_and_resumes_at_once(tmp_path: Path):
     )
     assert printed["tau"]["train_before_test"] > printed["tau"]["direct"] + 0.2
     assert printed["pc1"]["train_before_test"]["value"] > printed["pc1"]["direct"]["value"]
-    assert printed["truth_tau"]["train_before_test"] > printed["truth_tau"]["direct"]
+    assert printed["knowledge_tau"]["train_before_test"] > printed["knowledge_tau"]["direct"]
     report = Path(printed["report"])
     assert report.stat().st_size > 100_000
 

@@ -1,1 +1,1 @@
-"""The recipe of the embedded zoo, pretrained from nothing by ``cd tools; python -m zoo_builder.build``."""
+"""The recipe of the built-in zoo, pretrained from nothing by ``cd tools; python -m zoo_builder.build``."""

@@ -59,7 +59,7 @@ class DemoOptions(OutputOptions):
 
 @command(app, "demo", DemoOptions, needs=Extra.RUN)
 def demo(options: DemoOptions) -> None:
-    """Fine-tune and test every embedded model on every embedded task, then show what that changes.
+    """Fine-tune and test every built-in model on every built-in task, then show what that changes.
 
     The models are tiny and come with Potentia. Which test each family trained for is planted, so the truth is known.
     Run it again and it is done at once.
@@ -125,7 +125,7 @@ ZOO_QUESTIONS = {
 
 
 def _lay_out_zoo(folder: Path, as_json: bool) -> None:
-    """Lay out the embedded models, benchmarks and ready studies, to try every method where the truth is planted.
+    """Lay out the built-in models, benchmarks and ready studies, to try every method where the truth is planted.
 
     Families of these tiny models saw different test forms in pretraining; two have kept their checkpoints, four have
     an instruct version, seven differ in seed or data alone. Nothing is downloaded.

@@ -1,4 +1,4 @@
-"""The embedded study: zoo models × zoo tasks, direct and train-before-test, on a CPU in minutes; what it shows."""
+"""The built-in study: zoo models × zoo tasks, direct and train-before-test, on a CPU in minutes; what it shows."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ COMPARED_PROTOCOLS = (DIRECT, TRAIN_BEFORE_TEST)
 
 @dataclass(frozen=True)
 class DemoFinding(Finding):
-    """The numbers of the demo; ``truth`` is each model's measured knowledge, which no benchmark form enters."""
+    """The numbers of the demo; ``knowledge`` is measured in the words of the corpus, which no benchmark uses."""
 
     models: tuple[str, ...]
     method: str  # that ranks over all tasks
@@ -125,9 +125,9 @@ class DemoFinding(Finding):
     tau: dict[Protocol, float]  # mean pairwise Kendall's tau, per protocol
     tau_gain: Interval  # over families
     pc1: dict[Protocol, Interval]
-    truth: tuple[float, ...]
-    truth_tau: dict[Protocol, float]  # of the overall ranking with the truth
-    ranks: dict[str, tuple[int, ...]]  # truth, direct, train_before_test
+    knowledge: tuple[float, ...]  # share of facts that each model recalls
+    knowledge_tau: dict[Protocol, float]  # of the overall ranking with the ranking by knowledge
+    ranks: dict[str, tuple[int, ...]]  # by knowledge, direct, train_before_test
 
     def tables(self) -> Sequence[Table]:
         """Return the summary and the rank changes."""
@@ -137,7 +137,7 @@ class DemoFinding(Finding):
         tau_gain = self.tau_gain
         change = f"{tau_gain.value:+.2f} ({tau_gain.low:.2f} to {tau_gain.high:.2f})"
         taus = [f"{self.tau[protocol]:.2f}" for protocol in COMPARED_PROTOCOLS]
-        truth_taus = [f"{self.truth_tau[protocol]:.2f}" for protocol in COMPARED_PROTOCOLS]
+        knowledge_taus = [f"{self.knowledge_tau[protocol]:.2f}" for protocol in COMPARED_PROTOCOLS]
         shares = [_format_share(self.pc1[protocol]) for protocol in COMPARED_PROTOCOLS]
         return Table(
             title="What the same fine-tuning changes",
@@ -145,7 +145,7 @@ class DemoFinding(Finding):
             rows=(
                 ("mean τ between tasks", *taus, change),
                 ("first component", *shares, ""),
-                ("τ with planted truth", *truth_taus, ""),
+                ("τ with knowledge", *knowledge_taus, ""),
             ),
             note="τ: Kendall's τ between rankings, 1 where they agree. First component: the share of the variance "
             "that one number per model explains. In brackets: 95 % intervals over families.",
@@ -159,9 +159,9 @@ class DemoFinding(Finding):
             tuned_rank = tuned_ranks[position]
             direct_rank = direct_ranks[position]
             moved = _format_move(direct_rank - tuned_rank)
-            knows = f"{100 * self.truth[position]:.0f} %"
-            truth_rank = self.ranks["truth"][position]
-            rows.append((model, tuned_rank, direct_rank, moved, knows, truth_rank))
+            knows = f"{100 * self.knowledge[position]:.0f} %"
+            knowledge_rank = self.ranks["knowledge"][position]
+            rows.append((model, tuned_rank, direct_rank, moved, knows, knowledge_rank))
         return Table(
             title=f"Ranks over all tasks (by {self.method})",
             columns=(
@@ -170,11 +170,11 @@ class DemoFinding(Finding):
                 DIRECT.label,
                 "moved",
                 "knows",
-                "truth rank",
+                "rank by knowledge",
             ),
             rows=tuple(sorted(rows, key=itemgetter(1))),
             note=f"By {self.method}: {self.reason}. “knows”: the share of facts that a model recalls in the words "
-            "of its corpus, which no benchmark uses: the truth.",
+            "of its corpus, which no benchmark uses.",
         )
 
 
@@ -194,13 +194,14 @@ def demo_findings(
     direct = rankings.overall[DIRECT]
     tuned = rankings.overall[TRAIN_BEFORE_TEST]
     models = tuple(sorted(set(direct.models) & set(tuned.models)))
-    truth = [zoo.find_model(model_name).knowledge for model_name in models]
-    ranks = {"truth": tuple(_rank_values(truth))}
-    truth_tau = {}
+    knowledge = [zoo.find_model(model_name).knowledge for model_name in models]
+    ranks = {"knowledge": tuple(_rank_values(knowledge))}
+    knowledge_tau = {}
     for protocol in COMPARED_PROTOCOLS:
         ranking = rankings.overall[protocol]
         scores = [float(ranking.scores[ranking.models.index(model)]) for model in models]
-        truth_tau[protocol] = float(kendall_matrix(np.column_stack([scores, truth]))[0, 1])
+        tau_matrix = kendall_matrix(np.column_stack([scores, knowledge]))
+        knowledge_tau[protocol] = float(tau_matrix[0, 1])
         ranks[str(protocol)] = tuple(_rank_values(scores))
     first_components = {}
     for protocol in COMPARED_PROTOCOLS:
@@ -212,8 +213,8 @@ def demo_findings(
         tau={DIRECT: change.mean_before, TRAIN_BEFORE_TEST: change.mean_after},
         tau_gain=change.interval,
         pc1=first_components,
-        truth=tuple(truth),
-        truth_tau=truth_tau,
+        knowledge=tuple(knowledge),
+        knowledge_tau=knowledge_tau,
         ranks=ranks,
     )
 

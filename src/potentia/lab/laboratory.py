@@ -262,15 +262,16 @@ def _task_specs(task_names: Iterable[str], forms: Sequence[str] = ()) -> list[di
 
 
 def _pretraining_runs() -> list[dict[str, object]]:
-    """Return the two pretraining runs, each with its kept checkpoints and its end."""
+    """Return the models of the two pretraining runs, each with its checkpoints; the final model is the last of them."""
     checkpoints = zoo.models("checkpoint")
     runs = []
     for model_name in dict.fromkeys(model.base_model for model in checkpoints):
         final_model = zoo.find_model(model_name)
-        states = [*(model for model in checkpoints if model.base_model == model_name), final_model]
+        run_models = [model for model in checkpoints if model.base_model == model_name]
+        run_models.append(final_model)
         specs = [
-            {"step": state.steps, "path": f"models/{state.name}", "tokens": state.tokens}
-            for state in states
+            {"step": model.steps, "path": f"models/{model.name}", "tokens": model.tokens}
+            for model in run_models
         ]
         runs.append({**model_spec(final_model), "checkpoints": specs})
     return runs

@@ -1,4 +1,4 @@
-"""The embedded zoo: a microworld, benchmarks over it, and tiny models pretrained on it with planted exposure.
+"""The built-in zoo: a microworld, benchmarks over it, and tiny models pretrained on it with planted exposure.
 
 ``models()`` lists the shipped models with their facts, ``write_model_folders(cache)`` lays them out as Hugging Face
 folders, ``write_task_files(cache)`` writes the benchmarks. ``tools/zoo_builder`` rebuilds the weights.

@@ -57,6 +57,7 @@ class Item:
         return {"text": self.answer, "about": subjects}
 
 
+# writes the question about one member of a split: a person, or a pair of herbs by its number
 Ask = Callable[[World, SeededDice, int], Item]
 
 
@@ -83,14 +84,14 @@ def _draw_options(
     return tuple(options)
 
 
-def _ask_to_recall(attribute: str, prompt_form: str) -> Ask:
-    """Return what asks for an attribute of a person, with options."""
+def _ask_to_recall(attribute: str, template: str) -> Ask:
+    """Return the question writer of a benchmark: it asks for an attribute of a person, with options."""
 
     def ask_about_person(world: World, dice: SeededDice, person: int) -> Item:
         person_name = world.names[person]
         gold = world.value(attribute, person)
         return Item(
-            prompt=prompt_form.replace("NAME", person_name),
+            prompt=template.replace("NAME", person_name),
             answer=gold,
             options=_draw_options(dice, gold, ATTRIBUTE[attribute].values),
             subjects=(person_name,),
@@ -99,13 +100,13 @@ def _ask_to_recall(attribute: str, prompt_form: str) -> Ask:
     return ask_about_person
 
 
-def _ask_to_generate(attribute: str, prompt_form: str) -> Ask:
-    """Return what asks for an attribute of a person, to be generated."""
+def _ask_to_generate(attribute: str, template: str) -> Ask:
+    """Return the question writer of a benchmark: the attribute is generated, there are no options."""
 
     def ask_about_person(world: World, dice: SeededDice, person: int) -> Item:
         person_name = world.names[person]
         return Item(
-            prompt=prompt_form.replace("NAME", person_name),
+            prompt=template.replace("NAME", person_name),
             answer=world.value(attribute, person),
             subjects=(person_name,),
         )

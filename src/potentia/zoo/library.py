@@ -77,12 +77,12 @@ WEIGHTS = Path(__file__).parent / "weights"
 
 @dataclass(frozen=True)
 class ZooModel:
-    """What is known of a zoo model: ordinary facts, and the planted truth (exposure, knowledge)."""
+    """What is known of a zoo model: ordinary facts, its planted exposure, and its measured knowledge."""
 
     name: str
     family: str
-    kind: str  # base, instruct, checkpoint (of base_model), lab (seeds and mixes)
-    base_model: str
+    kind: str  # base, instruct, checkpoint, lab (seeds and mixes)
+    base_model: str  # of an instruct model what it was tuned from; of a checkpoint the final model of its run
     parameters: int
     tokens: int
     flops: float
