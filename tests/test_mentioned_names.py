@@ -28,6 +28,7 @@ EXAMPLES = {  # names of others: columns, checkpoints, tasks and labels that a d
     "test_mcc_se",
 }
 WORD = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+FILES_OF_USERS = ("potentia.db", "potentia.json")  # names of files that look like names of modules
 
 
 @cache
@@ -72,7 +73,7 @@ def test_a_docstring_names_what_exists(path: Path) -> None:
     gone = []
     for documentation in docstrings_of(path):
         for name in re.findall(r"``([^`\s]+)``", documentation):
-            if re.fullmatch(r"potentia(\.[A-Za-z_]\w*)+", name) and name != "potentia.db":
+            if re.fullmatch(r"potentia(\.[A-Za-z_]\w*)+", name) and name not in FILES_OF_USERS:
                 if not exists(name):
                     gone.append(name)
             elif re.fullmatch(r"[\w/]+\.py", name) and "NAME" not in name:
