@@ -226,14 +226,21 @@ def print_scoreboard(
 
 
 def print_classification(
-    finding: potentia.analysis.benchmark.Classification, *, sentences: bool = True
+    finding: potentia.analysis.benchmark.Classification, *, with_verdict: bool = True
 ) -> None:
-    """Print models beside what needs no fine-tuning, the classes of the best, and what to distrust."""
+    """Print models beside what needs no fine-tuning, the classes of the best, and what to distrust.
+
+    ``with_verdict`` is False where whether the best model beats what needs no fine-tuning was said before.
+    """
     tables = finding.tables()
     has_few_labels = len(finding.labels) <= 8
     printed_tables = tables[:3] if has_few_labels else tables[:2]
-    warnings = finding.sentences() if sentences else finding.sentences()[1:]
-    print_tables_and_sentences(printed_tables, warnings)
+    sentences = finding.sentences()
+    # the verdict is the first sentence; where no baseline was measured, there is none
+    skips_verdict = finding.verdict is not None and not with_verdict
+    if skips_verdict:
+        sentences = sentences[1:]
+    print_tables_and_sentences(printed_tables, sentences)
 
 
 def print_stopped(store: str) -> None:

@@ -191,7 +191,7 @@ def _print_selection(selected: SelectedModel, output: Path) -> None:
     for table in choice.tables():
         print_table(table)
     if choice.classification is not None:
-        print_classification(choice.classification, sentences=False)
+        print_classification(choice.classification, with_verdict=False)
     console.print()
     _print_next_steps(selected, output)
 
