@@ -37,6 +37,26 @@ def test_a_name_that_names_a_known_family_is_of_it() -> None:
     assert list(families.values()) == ["mistral", "qwen", "llama"]
 
 
+def test_a_family_of_several_words_is_found_in_names() -> None:
+    """GPT-Neo and GPT-NeoX are two families: both their names begin with gpt."""
+    known_families = ["gpt-neo", "gpt-neox", "map-neo", "gpt", "gpt2", "neo"]
+    family_by_model = {
+        "EleutherAI/gpt-neo-125m-sft": "gpt-neo",
+        "gpt_neox_20b-chat": "gpt-neox",
+        "GPT-NeoX2-20B": "gpt-neox",
+        "map-neo-7b-it": "map-neo",
+        "gpt-neo-distill-map-neo": "map-neo",
+        "my-gpt2-xl": "gpt2",
+        "neo-7b": "neo",
+    }
+    assert find_families_by_name(list(family_by_model), [], known_families) == family_by_model
+
+
+def test_a_family_that_is_only_in_part_in_a_name_is_not_the_models() -> None:
+    known_families = ["gpt-neo", "acme-base", "模型-a", "-"]
+    assert find_families_by_name(["neo-7b", "acme-7b", "a-13b"], ["x"], known_families) == {}
+
+
 @pytest.mark.parametrize(
     "models",
     [
