@@ -10,9 +10,11 @@ What a user allows beyond that (``--allow code`` …) is said by ``is_allowed``.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -193,6 +195,16 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(old_folder, ignore_errors=True)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def make_folder_name(name: str) -> str:
+    """Return a name for the folder of a model, as lm-eval makes it; different names stay different."""
+    with_underscores = name.replace("/", "__")
+    plain_text = re.sub(r"[^0-9A-Za-z._-]", "_", with_underscores).strip(".") or "_"
+    if plain_text == with_underscores and len(plain_text) <= 120:
+        return plain_text
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{plain_text[:100]}-{digest[:8]}"
 
 
 def remove_path(path: Path) -> None:

@@ -19,8 +19,8 @@ from potentia.store import Store
 from potentia.study import Study, make_study
 from potentia.values.metric import Metric
 from potentia.values.sampling import (
+    estimate_generation_error,
     estimate_pass_at_k,
-    estimate_sampling_error,
     estimate_sampling_variance,
     list_default_ks,
 )
@@ -60,7 +60,7 @@ def test_the_noise_of_samples_is_what_drawing_again_gives() -> None:
         for _ in range(400):
             right = stream.binomial(16, difficulty)
             means.append(np.mean([estimate_pass_at_k(16, int(c), k) for c in right]))
-            errors.append(estimate_sampling_error([(16, int(c)) for c in right], k))
+            errors.append(estimate_generation_error([(16, int(c)) for c in right], k))
         truth = np.mean(1 - (1 - difficulty) ** k)
         assert np.mean(means) == pytest.approx(truth, abs=4 * np.std(means) / 20), "unbiased"
         assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)

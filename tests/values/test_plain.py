@@ -102,16 +102,16 @@ def test_defaults_are_not_written():
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ([1], "expected names with values, not a list"),
-        ({"epoch": "2"}, "epoch: expected a whole number, not text"),
-        ({"tuned": 1}, "tuned: expected true or false, not a number"),
-        ({"validation": True}, "validation: expected a number, not true or false"),
+        ([1], "expected an object, not a list"),
+        ({"epoch": "2"}, "epoch: expected a whole number, not a string"),
+        ({"tuned": 1}, "tuned: expected a boolean, not a number"),
+        ({"validation": True}, "validation: expected a number, not a boolean"),
         ({"validation": 10**400}, "validation: expected a number that is not so large"),
         ({"rates_tried": 3}, "rates_tried: expected a list, not a number"),
         ({"seeds": [{"epoch": 1}]}, "seeds: one of these is missing: value"),
-        ({"best_tuned": "x"}, "best_tuned: expected names with values, not text"),
+        ({"best_tuned": "x"}, "best_tuned: expected an object, not a string"),
         ({"search": "at the bound"}, "search: 'at the bound' is not one of untuned, at_bound"),
-        ({"validation_by_style": []}, "validation_by_style: expected names with values"),
+        ({"validation_by_style": []}, "validation_by_style: expected an object"),
         ({"style": None, "epoch": []}, "epoch: expected a whole number, not a list"),
     ],
 )

@@ -28,7 +28,7 @@ from potentia.values.metric import (
     SCALES,
     Metric,
     MetricKind,
-    Scale,
+    MetricScale,
     find_known_metric,
 )
 
@@ -96,7 +96,7 @@ class ColumnHint:
     """What the user says of one column; None where nothing is said."""
 
     lower: bool | None = None
-    scale: Scale | None = None
+    scale: MetricScale | None = None
     kind: MetricKind | None = None
     skip: bool | None = None
     metric: str | None = None
@@ -407,7 +407,7 @@ def _decide_direction(column: str, facts: _ColumnFacts, reasons: list[str]) -> b
 
 def _decide_scale(
     facts: _ColumnFacts, higher_is_better: bool | None, reasons: list[str]
-) -> tuple[Scale | None, bool]:
+) -> tuple[MetricScale | None, bool]:
     """Return the scale, None where it is not known, and whether numbers are percentages; add why to ``reasons``."""
     hinted_scale = facts.hint.scale
     if hinted_scale is not None:
@@ -428,7 +428,7 @@ def _decide_scale(
     return None, False
 
 
-def _find_fixed_scale(facts: _ColumnFacts) -> Scale | None:
+def _find_fixed_scale(facts: _ColumnFacts) -> MetricScale | None:
     """Return the scale that a metric always has.
 
     None where the metric is unknown, or its scores may be written as shares or per cent.

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import NormalDist
 
 from potentia.errors import DataError
-from potentia.files import write_file
+from potentia.files import make_folder_name, write_file
 from potentia.formats.columns import metric_of_task
 from potentia.formats.entries import (
     MissingScoreError,
@@ -33,9 +33,8 @@ from potentia.formats.entries import (
 from potentia.formats.hub_results import hub_dataset
 from potentia.formats.json_values import JsonObject, float_or_none, read_json_lines
 from potentia.formats.layout import FACT_FIELDS
-from potentia.formats.table import safe_name
 from potentia.values.clusters import PASSAGE_COLUMNS
-from potentia.values.metric import Metric, Scale
+from potentia.values.metric import Metric, MetricScale
 from potentia.values.protocol import DIRECT, Protocol
 from potentia.values.scores import ExampleValues, ItemOutcome, Score, ScoreMatrix
 
@@ -43,7 +42,7 @@ SCHEMA = "0.3.0"
 DEFAULT_LEVEL = 0.95  # of a confidence interval that does not say it
 # gives the outcomes of a (protocol, model, task)
 OutcomeReader = Callable[[str, str, str], Sequence[ItemOutcome]]
-_BOUNDS: dict[Scale | None, tuple[object, object]] = {
+_BOUNDS: dict[MetricScale | None, tuple[object, object]] = {
     "share": (0.0, 1.0),
     "percent": (0.0, 100.0),
     "unbounded": ("-Infinity", "Infinity"),
@@ -99,7 +98,11 @@ def write_every_eval_ever(
 def _write_model_run(model_run: _ModelRun, folder: Path, items: OutcomeReader | None) -> list[Path]:
     developer, _, model_name = model_run.model.rpartition("/")
     model_folder = (
-        folder / "data" / "potentia" / safe_name(developer or "unknown") / safe_name(model_name)
+        folder
+        / "data"
+        / "potentia"
+        / make_folder_name(developer or "unknown")
+        / make_folder_name(model_name)
     )
     results_file = model_folder / f"{uuid.uuid4()}.json"
     aggregate = _render_aggregate(model_run)

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 
 from potentia.errors import DataError, InputError, PotentiaError
 from potentia.extras import Extra, require_extra
-from potentia.files import read_yaml, write_file
+from potentia.files import make_folder_name, read_yaml, write_file
 from potentia.formats.columns import metric_of_task
 from potentia.formats.entries import ScoreEntry, ScoreFacts, make_entry
 from potentia.formats.json_values import JsonObject
-from potentia.formats.table import safe_name
 from potentia.values.protocol import DIRECT, Protocol, TaskName
 from potentia.values.scores import Score, ScoreMatrix
 
@@ -74,7 +73,7 @@ def write_hub_results(matrices: Mapping[Protocol, ScoreMatrix], folder: Path) ->
         )
     written = []
     for model, entries in entries_by_model.items():
-        results_file = folder / safe_name(model) / ".eval_results" / "potentia.yaml"
+        results_file = folder / make_folder_name(model) / ".eval_results" / "potentia.yaml"
         content = eval_result_entries_to_yaml(entries)
         write_file(results_file, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
         written.append(results_file)

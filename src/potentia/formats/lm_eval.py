@@ -115,11 +115,11 @@ def read_lm_eval_results(
     uncounted_tasks = _find_uncounted_tasks(results_file, results, subtasks=subtasks)
     group_by_task = _find_task_groups(results_file)
     old_mmlu_subjects = []
-    for task, group_results in results.items():
+    for task, task_results in results.items():
         if task in uncounted_tasks:
             continue
         try:
-            entry = _read_task(results_file, model, task, group_results, metric)
+            entry = _read_task(results_file, model, task, task_results, metric)
         except MissingScoreError as error:
             if on_missing_score is None:
                 raise

@@ -71,7 +71,8 @@ class _FileReader:
 
     options: _ReadOptions
     notes: list[str] = field(default_factory=list)
-    leaves_gaps_out: bool = False  # among many files, a score that is NaN costs itself alone
+    # Whether a score that is NaN is left out with a note, as in a folder of many files. In a file it is an error.
+    skips_missing_scores: bool = False
     missing_scores: list[MissingScoreError] = field(default_factory=list)
     layouts: list[TableLayout] = field(default_factory=list)
     namings: dict[Path, FileNaming] = field(default_factory=dict)  # of lm-eval's files
@@ -160,7 +161,7 @@ class _FileReader:
     @property
     def _on_missing_score(self) -> Callable[[MissingScoreError], None] | None:
         """What is done with a score that is NaN; None: it is an error."""
-        return self.missing_scores.append if self.leaves_gaps_out else None
+        return self.missing_scores.append if self.skips_missing_scores else None
 
     def _read_euroeval_records(
         self, records: list[EuroEvalRecord], source: str
@@ -171,7 +172,7 @@ class _FileReader:
             try:
                 entries.append(read_euroeval(record, location, metric=self.options.metric))
             except MissingScoreError as error:
-                if not self.leaves_gaps_out:
+                if not self.skips_missing_scores:
                     raise
                 self.missing_scores.append(error)
         return entries
@@ -181,7 +182,7 @@ class _FileReader:
 
         A score that is NaN is left out, and a note says so.
         """
-        self.leaves_gaps_out = True
+        self.skips_missing_scores = True
         latest: dict[tuple[str, str, str], tuple[str, ScoreEntry]] = {}
         duplicates: list[ScoreEntry] = []
         remeasured: Counter[str] = Counter()
@@ -192,18 +193,21 @@ class _FileReader:
             latest[entry.protocol, entry.model, entry.task] = ("", entry)
         results = self._find_results(folder, required=not hub_entries)
         entries_by_file = {path: self._read_file_of_folder(path) for path in results}
-        entries_by_file = self._join_names(entries_by_file)
+        entries_by_file = self._rename_models(entries_by_file)
         for results_path in sorted(results, key=lambda path: (_time_in_name(path), path)):
             time = _time_in_name(results_path)
             for entry in entries_by_file[results_path]:
                 cell = (entry.protocol, entry.model, entry.task)
                 earlier_time, earlier = latest.setdefault(cell, (time, entry))
-                if earlier.value == entry.value:  # a copy of the same file says nothing new
+                # the entry just put in, or one with the same score: a copy of the same file says nothing new
+                if earlier.value == entry.value:
                     continue
                 if earlier_time < time:
                     latest[cell] = (time, entry)
                     remeasured[entry.model] += 1
                 else:
+                    # The same cell, no later time and another score: which one counts is not known.
+                    # ``assemble_matrices`` refuses them, and names both files.
                     duplicates.append(entry)
         for model, remeasured_count in remeasured.items():
             note = (
@@ -221,10 +225,13 @@ class _FileReader:
             self.missing_scores.append(error)
             return []
 
-    def _join_names(
+    def _rename_models(
         self, entries_by_file: Mapping[Path, list[ScoreEntry]]
     ) -> dict[Path, list[ScoreEntry]]:
-        """Name the models of a folder as its files do where the paths of the weights mislead."""
+        """Return the entries with each model called as the names of its files say, where paths of weights mislead.
+
+        They do where two models lie in folders of the same name, or one model lies in several folders.
+        """
         chosen = choose_model_names(list(self.namings.values()))
         self.notes += chosen.notes
         renamed_entries = dict(entries_by_file)

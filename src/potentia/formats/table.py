@@ -6,7 +6,6 @@ A table here is a header and rows that know where they stand; what the columns m
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import re
 from collections import Counter
@@ -74,7 +73,7 @@ def _read_delimited(table_path: Path, text: str, delimiter: str) -> RawTable:
             if not any(field.strip() for field in fields):
                 continue
             location = f"line {reader.line_num}"
-            if len(fields) == 1 < len(header) - 1:
+            if len(fields) == 1 and len(header) > 2:
                 footers.append(location)
                 continue
             if footers:
@@ -212,13 +211,3 @@ def _make_table(source: str, header: Sequence[object], rows: Sequence[PlacedRow]
     if repeated:
         raise DataError(f"the column {', '.join(repeated)!r} appears twice", where=source)
     return RawTable(source, tuple(column_names), tuple(rows))
-
-
-def safe_name(name: str) -> str:
-    """Return a name for a folder, as lm-eval makes it; different names stay different."""
-    with_underscores = name.replace("/", "__")
-    plain_text = re.sub(r"[^0-9A-Za-z._-]", "_", with_underscores).strip(".") or "_"
-    if plain_text == with_underscores and len(plain_text) <= 120:
-        return plain_text
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
-    return f"{plain_text[:100]}-{digest[:8]}"

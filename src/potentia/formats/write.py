@@ -12,13 +12,12 @@ from typing import Any
 
 from potentia.errors import InputError, StoreError
 from potentia.extras import Extra, require_extra
-from potentia.files import escape_formula, write_file
+from potentia.files import escape_formula, make_folder_name, write_file
 from potentia.formats.entries import tidy_row
 from potentia.formats.every_eval_ever import OutcomeReader, write_every_eval_ever
 from potentia.formats.hub_results import write_hub_results
 from potentia.formats.layout import FACT_FIELDS, FIELDS
 from potentia.formats.leaderboard import render_latex, render_markdown, render_table_in_latex
-from potentia.formats.table import safe_name
 from potentia.values.findings import Table, format_cell, make_slug
 from potentia.values.metric import Metric
 from potentia.values.protocol import Protocol
@@ -185,7 +184,9 @@ def _write_lm_eval(matrices: Matrices, target: Path) -> list[Path]:
                 continue
             results_file = target
             if not is_file:
-                results_file = target / safe_name(model) / f"results_{safe_name(protocol)}.json"
+                results_file = (
+                    target / make_folder_name(model) / f"results_{make_folder_name(protocol)}.json"
+                )
             text = json.dumps(results, indent=2, ensure_ascii=False) + "\n"
             files += _write_one_file(results_file, text)
     return files

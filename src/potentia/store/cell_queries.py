@@ -12,7 +12,14 @@ import sqlalchemy as sa
 from potentia.store import schema
 from potentia.store.database import Database, record_columns
 from potentia.store.records import CellRecord, load_json
-from potentia.values.metric import METRIC_COLUMNS, ORIGIN_COLUMNS, Metric, MetricKind, Origin, Scale
+from potentia.values.metric import (
+    METRIC_COLUMNS,
+    ORIGIN_COLUMNS,
+    Metric,
+    MetricKind,
+    MetricScale,
+    Origin,
+)
 from potentia.values.scores import Score
 
 StudyFilter = str | Sequence[str] | None  # one or several studies, by key or name
@@ -70,7 +77,7 @@ def score_from_columns(
     metric_name: str,
     higher_is_better: bool,
     metric_kind: MetricKind | None,
-    scale: Scale | None,
+    scale: MetricScale | None,
     chance: float | None,
     seeds: str | None,
     *origin_columns: object,

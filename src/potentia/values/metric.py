@@ -19,11 +19,11 @@ from typing import Literal, Protocol, get_args, get_origin, get_type_hints
 MetricKind = Literal["task", "text"]
 """What is measured: how well a task is done, or how well a text is predicted."""
 
-Scale = Literal["share", "percent", "range", "unbounded"]
+MetricScale = Literal["share", "percent", "range", "unbounded"]
 """Between which values scores lie: 0 and 1, 0 and 100, other bounds, no bounds."""
 
 METRIC_KINDS: tuple[MetricKind, ...] = get_args(MetricKind)
-SCALES: tuple[Scale, ...] = get_args(Scale)
+SCALES: tuple[MetricScale, ...] = get_args(MetricScale)
 GuessRule = Literal["accuracy", "one_minus_accuracy", "zero"]
 """What a uniform guess among the options scores by a metric, of its accuracy 1/k."""
 
@@ -56,7 +56,7 @@ class Metric:
     kind: MetricKind | None = field(
         default=None, metadata=_declare_column(stored_as="kind", written_as="metric_kind")
     )
-    scale: Scale | None = field(
+    scale: MetricScale | None = field(
         default=None, metadata=_declare_column(stored_as="scale", written_as="metric_scale")
     )
     # the accuracy of a uniform guess on the task, whatever the metric is
@@ -73,7 +73,10 @@ class Metric:
         kind: MetricKind | None = None,
         chance: float | None = None,
     ) -> Metric:
-        """Return a metric by its name, with what Potentia knows of it where the arguments do not say it."""
+        """Return a metric by its name; what the arguments leave out is filled in with what Potentia knows of it.
+
+        Chance is never filled in: it belongs to the task, by its number of options, and not to the metric.
+        """
         registered = find_known_metric(metric_name) or cls()
         if higher_is_better is None:
             higher_is_better = registered.higher_is_better
@@ -170,15 +173,19 @@ class _KnownMetric:
     guess_rule: GuessRule | None
 
 
-def _describe_metrics(
+def _make_known_metrics(
     metrics: str,
-    scale: Scale | None,
+    scale: MetricScale | None,
     *,
     higher_is_better: bool = True,
     kind: MetricKind = "task",
     guess_rule: GuessRule | None = None,
 ) -> list[_KnownMetric]:
-    """Return entries for metrics that are alike: ``metrics`` has commas between them, and all names of each."""
+    """Return the entries of metrics that are alike in all but their names.
+
+    ``metrics`` lists them with commas between. Of each it gives all names with spaces between, first the one that
+    Potentia uses: ``"acc accuracy, exact_match em"`` are two metrics with two names each.
+    """
     known_metrics = []
     for names_of_metric in metrics.split(","):
         metric_names = names_of_metric.split()
@@ -200,45 +207,47 @@ def _drop_filter(metric_name: str) -> str:
 
 
 _KNOWN = (
-    *_describe_metrics(
+    *_make_known_metrics(
         "acc accuracy, acc_norm, acc_token, acc_bytes, exact_match em, r@1",
         "share",
         guess_rule="accuracy",
     ),
-    *_describe_metrics(
+    *_make_known_metrics(
         "balanced_accuracy bal_acc, f1 f1_score, macro_f1 f1_macro, micro_f1 f1_micro, precision, recall",
         "share",
     ),
-    *_describe_metrics("token_f1, contains, rouge_l", "share"),
-    *_describe_metrics("auc auroc roc_auc, pass@1 pass_at_1, math_verify, judge, meteor", "share"),
-    *_describe_metrics("mcc matthews_correlation", "range", guess_rule="zero"),
-    *_describe_metrics("pearson pearsonr, spearman spearmanr, mt_bench mtbench", "range"),
-    *_describe_metrics("bleu sacrebleu, chrf, chrf++ chrfpp", "percent"),
-    *_describe_metrics("rouge1, rouge2, rougeL, win_rate winrate", None),
-    *_describe_metrics("elo, answer_margin", "unbounded"),
-    *_describe_metrics("answer_bpb answer_bits_per_byte", "unbounded", higher_is_better=False),
-    *_describe_metrics(
+    *_make_known_metrics("token_f1, contains, rouge_l", "share"),
+    *_make_known_metrics(
+        "auc auroc roc_auc, pass@1 pass_at_1, math_verify, judge, meteor", "share"
+    ),
+    *_make_known_metrics("mcc matthews_correlation", "range", guess_rule="zero"),
+    *_make_known_metrics("pearson pearsonr, spearman spearmanr, mt_bench mtbench", "range"),
+    *_make_known_metrics("bleu sacrebleu, chrf, chrf++ chrfpp", "percent"),
+    *_make_known_metrics("rouge1, rouge2, rougeL, win_rate winrate", None),
+    *_make_known_metrics("elo, answer_margin", "unbounded"),
+    *_make_known_metrics("answer_bpb answer_bits_per_byte", "unbounded", higher_is_better=False),
+    *_make_known_metrics(
         "brier_score brier", "range", higher_is_better=False, guess_rule="one_minus_accuracy"
     ),
-    *_describe_metrics(
+    *_make_known_metrics(
         "error_rate err error, ece calibration_error, pct_stereotype",
         "share",
         higher_is_better=False,
     ),
-    *_describe_metrics("hallucination_rate, toxicity", None, higher_is_better=False),
-    *_describe_metrics("ter", "percent", higher_is_better=False),
-    *_describe_metrics(
+    *_make_known_metrics("hallucination_rate, toxicity", None, higher_is_better=False),
+    *_make_known_metrics("ter", "percent", higher_is_better=False),
+    *_make_known_metrics(
         "likelihood_diff, wer, cer, mae, mse, rmse, log_loss logloss, latency runtime",
         "unbounded",
         higher_is_better=False,
     ),
-    *_describe_metrics(
+    *_make_known_metrics(
         "bits_per_byte bpb, bits_per_character bpc, perplexity ppl",
         "unbounded",
         higher_is_better=False,
         kind="text",
     ),
-    *_describe_metrics(
+    *_make_known_metrics(
         "byte_perplexity, word_perplexity, nll, loss cross_entropy",
         "unbounded",
         higher_is_better=False,

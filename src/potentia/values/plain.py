@@ -38,7 +38,7 @@ class PlainRecord:
     def from_dict(cls, content: object) -> Self:
         """Make a record of what ``to_dict`` returned, as the module's docstring says; raise ``DataError`` otherwise."""
         if not isinstance(content, Mapping):
-            raise DataError(f"expected names with values, not {_name_type(content)}")
+            raise DataError(f"expected an object, not {_name_type(content)}")
         schema = _find_schema(cls)
         values: dict[str, object] = {}
         details: dict[str, object] = {}
@@ -117,8 +117,8 @@ def _choose_reader(type_hint: Any) -> Reader:
     if origin is tuple:
         return _make_tuple_reader(_choose_reader(get_args(type_hint)[0]))
     if origin is not None and issubclass(origin, Mapping):
-        name_type, part_type = get_args(type_hint)
-        return _make_mapping_reader(_choose_reader(name_type), _choose_reader(part_type))
+        key_type, value_type = get_args(type_hint)
+        return _make_mapping_reader(_choose_reader(key_type), _choose_reader(value_type))
     if issubclass(type_hint, PlainRecord):
         return _make_record_reader(type_hint)
     if issubclass(type_hint, Enum):
@@ -141,20 +141,20 @@ def _make_optional_reader(union_types: tuple[object, ...]) -> Reader:
     return lambda value: None if value is None else read_value(value)
 
 
-def _make_tuple_reader(read_part: Reader) -> Reader:
+def _make_tuple_reader(read_member: Reader) -> Reader:
     def read_tuple(value: object) -> tuple[object, ...]:
         if not isinstance(value, (list, tuple)):
             raise DataError(f"expected a list, not {_name_type(value)}")
-        return tuple(map(read_part, value))
+        return tuple(map(read_member, value))
 
     return read_tuple
 
 
-def _make_mapping_reader(read_name: Reader, read_part: Reader) -> Reader:
-    def read_mapping(value: object) -> dict[object, object]:
-        if not isinstance(value, Mapping):
-            raise DataError(f"expected names with values, not {_name_type(value)}")
-        return {read_name(str(name)): read_part(part) for name, part in value.items()}
+def _make_mapping_reader(read_key: Reader, read_value: Reader) -> Reader:
+    def read_mapping(mapping: object) -> dict[object, object]:
+        if not isinstance(mapping, Mapping):
+            raise DataError(f"expected an object, not {_name_type(mapping)}")
+        return {read_key(str(key)): read_value(value) for key, value in mapping.items()}
 
     return read_mapping
 
@@ -187,13 +187,13 @@ def _read_int(value: object) -> int:
 
 def _read_bool(value: object) -> bool:
     if not isinstance(value, bool):
-        raise DataError(f"expected true or false, not {_name_type(value)}")
+        raise DataError(f"expected a boolean, not {_name_type(value)}")
     return value
 
 
 def _read_str(value: object) -> str:
     if not isinstance(value, str):
-        raise DataError(f"expected text, not {_name_type(value)}")
+        raise DataError(f"expected a string, not {_name_type(value)}")
     return value
 
 
@@ -206,13 +206,13 @@ _SCALAR_READERS: dict[type, Reader] = {
 
 
 def _name_type(value: object) -> str:
-    """Return the name of a value's type as people who write JSON know it."""
+    """Return a value's type by its name in JSON."""
     if value is None:
         return "null"
     if isinstance(value, bool):
-        return "true or false"
+        return "a boolean"
     if isinstance(value, (int, float)):
         return "a number"
     if isinstance(value, str):
-        return "text"
-    return "a list" if isinstance(value, (list, tuple)) else "names with values"
+        return "a string"
+    return "a list" if isinstance(value, (list, tuple)) else "an object"

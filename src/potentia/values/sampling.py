@@ -86,9 +86,10 @@ def estimate_sampling_variance(samples: int, right: int, k: int) -> float:
     return (samples - 1) / samples * spread
 
 
-def estimate_sampling_error(counts: Sequence[tuple[int, int]], k: int) -> float:
-    """Return the part of the standard error of a mean pass@k that is due to the samples.
+def estimate_generation_error(counts: Sequence[tuple[int, int]], k: int) -> float:
+    """Return the part of the standard error of a mean pass@k that is due to which samples were generated.
 
+    The whole standard error has a second source, which problems are in the test, and is no part of this one.
     ``counts`` has (samples, right ones) of every problem.
     """
     variances = [estimate_sampling_variance(samples, right, k) for samples, right in counts]

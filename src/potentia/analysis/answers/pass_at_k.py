@@ -16,7 +16,7 @@ from potentia.analysis.stats.intervals import score_interval
 from potentia.errors import InputError
 from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Points, Table
 from potentia.values.protocol import Protocol
-from potentia.values.sampling import estimate_sampling_error
+from potentia.values.sampling import estimate_generation_error
 from potentia.values.scores import ItemOutcome, Score
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _make_rows(
             k=sample_count,
             value=score.value,
             stderr=score.stderr,
-            sampling_error=estimate_sampling_error(counts, sample_count),
+            sampling_error=estimate_generation_error(counts, sample_count),
             problems=score.n,
             samples=samples,
             temperature=temperature,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Booleans = npt.NDArray[np.bool_]
 
 
-class Scale(NamedTuple):
+class BenchmarkScale(NamedTuple):
     """What the scores of a benchmark are measured in, and whether high ones are good; scores of one scale average."""
 
     name: str
@@ -228,19 +228,19 @@ def compare_methods(
     )
 
 
-def _read_scales(scores: Mapping[Protocol, ScoreMatrix]) -> dict[str, Scale]:
+def _read_scales(scores: Mapping[Protocol, ScoreMatrix]) -> dict[str, BenchmarkScale]:
     """Return the scale of each benchmark: the same in all its forms, or the last one's."""
     scales = {}
     for matrix in scores.values():
         for column, (task, metric) in enumerate(zip(matrix.tasks, matrix.metrics, strict=True)):
             largest = float(np.nanmax(np.abs(matrix.values[:, column]), initial=0.0))
             name = "share" if metric.has_unit_scale(largest) else metric.canonical_name
-            scales[TaskName(task).base] = Scale(name, metric.higher_is_better)
+            scales[TaskName(task).base] = BenchmarkScale(name, metric.higher_is_better)
     return scales
 
 
 def _select_tasks_of_one_scale(
-    tasks: Sequence[str], scales: Mapping[str, Scale]
+    tasks: Sequence[str], scales: Mapping[str, BenchmarkScale]
 ) -> tuple[str, ...]:
     """Return the tasks whose scores may be averaged: those of the scale that most have."""
     (most_common_scale, _), *_ = Counter(scales[task] for task in tasks).most_common(1)
