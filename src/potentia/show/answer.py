@@ -504,7 +504,10 @@ def _make_rank_scale(models: int) -> Scale:
 def _format_scores(
     before: Interval | None, after: Interval | None, gain_interval: Interval | None
 ) -> tuple[str, str]:
-    """Write the scores of a rung, and the gain where there is one."""
+    """Return the two texts beside a model's bars: its scores, and its gain; each is empty where there is none.
+
+    Where only one score is known and its interval is lopsided, the second text is that interval.
+    """
     if after is None:
         return "", ""
     if before is None and math.isfinite(after.low) and not after.has_even_sides():

@@ -125,7 +125,7 @@ def tables_of(findings: Iterable[Finding]) -> list[Table]:
 
 @cache
 def environment() -> Any:
-    """Return the templates' environment: everything is escaped unless it was made by ``embed``."""
+    """Return the templates' environment: everything is escaped but what a filter returns as ``Markup``."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     templates = Environment(
@@ -143,11 +143,9 @@ def environment() -> Any:
         prose=format_prose,
         protocol=lambda name: Protocol(name).label,
         phrase=lambda name: Protocol(name).phrase,
-        prepared=describe_scores,
+        describe_scores=describe_scores,
         table=html_table,
-        sentences=lambda text: re.split(
-            r"(?<=[\w)]\.) ", keep_numbers_with_units(text), maxsplit=1
-        ),
+        split_first_sentence=split_first_sentence,
     )
     templates.globals.update(count=format_count)
     return templates
@@ -177,6 +175,11 @@ def keep_numbers_with_units(sentence: str) -> str:
 def _keep_together(text: str) -> str:
     """Let no line end between a number and its unit or its error."""
     return text.replace(" %", "\u00a0%").replace(" ± ", "\u00a0±\u00a0")
+
+
+def split_first_sentence(text: str) -> list[str]:
+    """Return the first sentence of a text and, where there is more, the rest as one text."""
+    return re.split(r"(?<=[\w)]\.) ", keep_numbers_with_units(text), maxsplit=1)
 
 
 def describe_scores(protocol_name: str) -> str:

@@ -96,7 +96,7 @@ class BoardState:
 
     def stop(self) -> None:
         """End what waits: streams, and pages whose findings are being made."""
-        self.snapshots.stopped = True
+        self.snapshots.stop_waiting()
         for watch in list(self._watches.values()):
             watch.stopped = True
 

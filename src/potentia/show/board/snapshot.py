@@ -1,8 +1,9 @@
 """Snapshots: a study's sections and findings, made in a process of their own and kept until there is more to say.
 
 Findings take seconds to compute. They are made in one niced worker, never while serving a request that an older
-snapshot can answer. A new one is due by cells or by time: as soon as the study has a quarter more cells, and every two
-minutes at least where there is anything new; readers of a long run take a twentieth of a core.
+snapshot can answer. A new one is due when the study has a quarter more cells and twice the last snapshot's time has
+passed; else, where anything is new, after twenty times that time, but after two minutes at the latest (or twice its
+time, if that is more). So a study takes a third of the worker's time at most, and far less where snapshots are quick.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from potentia.show import ReportOptions, build_sections, make_answer, make_repor
 from potentia.show.page import PageData
 from potentia.values.findings import to_json_values
 
-LEAST_SECONDS = 5.0  # between two snapshots of a study
-REST_RATIO = 20  # and this many times as long as the last one took, where little is new
-# The longest wait where anything is new, or twice a snapshot's own time if that is more.
-OLDEST_SECONDS = 120.0
-GROWTH = 1.25  # times as many cells: due at once
+MIN_PAUSE_SECONDS = 5.0  # between two snapshots of a study, however quick they are
+# A snapshot that takes this many times its own time to wait for the next takes a third of the worker's time.
+MIN_WAIT_RATIO = 2
+WAIT_RATIO = 20  # the wait, in times of the last snapshot, where little is new
+MAX_WAIT_SECONDS = (
+    120.0  # the longest wait where anything is new, if ``MIN_WAIT_RATIO`` does not ask for more
+)
+GROWTH = 1.25  # with this many times as many cells, the wait is the shortest
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,11 @@ class StudySnapshot:
     """What the pages and the API say of a study at one moment."""
 
     study: str
-    stamp: tuple[int, int]  # cells and failures when it was asked for; it may know more
+    # How many cells and failures the study had when the snapshot was asked for: another stamp means that something is
+    # new. The snapshot may know more, as it is made a moment later.
+    stamp: tuple[int, int]
     seconds: float
-    made: float = field(default_factory=time.time)  # when
+    made: float = field(default_factory=time.time)  # seconds since 1970
     sections: tuple[tuple[str, str, str], ...] = ()  # id, title, HTML
     # name → packed JSON that the pages fetch by need
     packed_values: dict[str, bytes] = field(default_factory=dict)
@@ -105,12 +111,16 @@ class SnapshotCache:
         snapshot_maker: Callable[[str, str, tuple[int, int]], StudySnapshot] = make_snapshot,
     ) -> None:
         self.location = location
-        self.stopped = False
+        self._is_stopping = False  # whether requests that wait for a first snapshot give up
         self._executor = executor
         self._snapshot_maker = snapshot_maker  # runs later, in the worker
         self._latest: dict[str, StudySnapshot] = {}
         self._pending: dict[str, asyncio.Future[StudySnapshot]] = {}
         self._not_before: dict[str, float] = {}
+
+    def stop_waiting(self) -> None:
+        """Let every request that waits for a study's first snapshot end with an error: the board is stopping."""
+        self._is_stopping = True
 
     def close(self) -> None:
         """Stop the worker."""
@@ -125,7 +135,7 @@ class SnapshotCache:
         pending = self._pending[study]
         while not pending.done():
             await asyncio.wait({pending}, timeout=0.5)
-            if self.stopped:
+            if self._is_stopping:
                 raise StoreError("the board is stopping")
         try:
             return pending.result()
@@ -158,17 +168,16 @@ class SnapshotCache:
     def _is_due(self, study: str, latest: StudySnapshot, stamp: tuple[int, int]) -> bool:
         if time.monotonic() < self._not_before.get(study, 0.0):
             return False
-        # One study takes a third of the worker's time at most.
-        shortest_wait = 2 * latest.seconds
+        shortest_wait = MIN_WAIT_RATIO * latest.seconds
         if sum(stamp) >= GROWTH * sum(latest.stamp):
             required_wait = shortest_wait
         else:
-            required_wait = min(REST_RATIO * latest.seconds, max(OLDEST_SECONDS, shortest_wait))
+            required_wait = min(WAIT_RATIO * latest.seconds, max(MAX_WAIT_SECONDS, shortest_wait))
         return time.time() - latest.made >= required_wait
 
     def _store_snapshot(self, study: str, finished: asyncio.Future[StudySnapshot]) -> None:
         self._pending.pop(study, None)
-        self._not_before[study] = time.monotonic() + LEAST_SECONDS
+        self._not_before[study] = time.monotonic() + MIN_PAUSE_SECONDS
         if finished.cancelled():
             return
         error = finished.exception()
