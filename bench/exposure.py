@@ -38,8 +38,8 @@ from potentia.papers.task_training.exposure import (
     PLANTED,
     Measures,
     PlantedCopy,
-    Reading,
-    measure_signs,
+    ProbeReading,
+    measure_exposure_signs,
     read_planted_copies,
     tabulate_exposures,
 )
@@ -336,7 +336,7 @@ def judge(
 ) -> list[PlantedCopy]:
     """Measure every state of every model beside the originals: declared clean where they are, and of unknown past."""
     readings = {
-        (line["model"], line["task"], line["copy"]): Reading.of(
+        (line["model"], line["task"], line["copy"]): ProbeReading.of(
             ProbeResult.from_dict(line["probe"])
         )
         for line in lines
@@ -356,13 +356,15 @@ def judge(
         beside[model, task] = readings[model, task, line["copy"]]
         for panel in (
             {
-                "clean": list(families),
-                "exposed": {m: t for m, t in known_answers.items() if m != model},
+                "clean_models": list(families),
+                "exposed_tasks": {m: t for m, t in known_answers.items() if m != model},
             },
             {},
         ):
-            signs, _ = measure_signs(beside, families, least_families=least_families, **panel)
-            for sign in (sign for sign in signs if sign.model == model):
+            exposure_signs, _ = measure_exposure_signs(
+                beside, families, least_families=least_families, **panel
+            )
+            for sign in (sign for sign in exposure_signs if sign.model == model):
                 rounded = Measures(*(round(x, 3) for x in asdict(sign.measures).values()))
                 way, _, answers = line["seen"].partition(" ")
                 key = source, model, line["family"], task, way, sign.reference, sign.rate

@@ -15,7 +15,7 @@ from potentia.values.scores import Floats
 @contextmanager
 def remember_guesses() -> Iterator[None]:
     """Let reproductions share the guesses that classifiers of the same trees and seed make of the same data."""
-    guess = discrimination.guess_left_out
+    guess = discrimination.predict_leave_one_out
     remembered: dict[tuple[object, ...], Mask] = {}
 
     def guess_once(features: Floats, labels: Mask, *, trees: str, seed: int = 0) -> Mask:
@@ -25,5 +25,5 @@ def remember_guesses() -> Iterator[None]:
         return remembered[data].copy()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(discrimination, "guess_left_out", guess_once)
+        patch.setattr(discrimination, "predict_leave_one_out", guess_once)
         yield

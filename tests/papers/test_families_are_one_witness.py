@@ -8,7 +8,7 @@ from potentia.analysis.stats.bootstrap import ResamplingUnits, Sampling
 from potentia.analysis.stats.intervals import mean_interval
 from potentia.papers.base_models.ablation import average_ranks
 from potentia.papers.base_models.consistency import draw_pairs
-from potentia.papers.task_training.discrimination import resample_accuracy
+from potentia.papers.task_training.discrimination import bootstrap_accuracy
 
 MODELS = [f"m{row}" for row in range(12)]
 FAMILIES = {model: f"family {row // 3}" for row, model in enumerate(MODELS)}
@@ -45,6 +45,6 @@ def test_ranks_and_guesses_that_families_share_have_wide_intervals() -> None:
         is_member = np.arange(12) % 3 != 1
         is_right = np.repeat([True, False, True, False], 3)
         labels = [FAMILIES[model] for model in MODELS] if families else MODELS
-        guessed = resample_accuracy(is_right, is_member, labels, seed=0)
+        guessed = bootstrap_accuracy(is_right, is_member, labels, seed=0)
         widths[unit] = np.array([first.high - first.low, guessed.high - guessed.low])
     assert (widths["families"] > 1.15 * widths["models"]).all()

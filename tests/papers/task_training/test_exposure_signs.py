@@ -10,15 +10,15 @@ import pytest
 from potentia.analysis.stats import exact_upper_bound
 from potentia.papers.task_training.exposure import (
     Exposure,
+    ExposureSign,
     Measures,
     PlantedCopy,
-    Reading,
-    Sign,
+    ProbeReading,
     adjust_for_many,
     area_under,
     calibrate_sign,
     judge_planted_copies,
-    measure_signs,
+    measure_exposure_signs,
     read_planted_copies,
     tabulate_exposures,
     tabulate_families,
@@ -58,15 +58,15 @@ def probe(
     )
 
 
-def signs(probes: dict[str, ProbeResult], **how) -> tuple[dict[str, Sign], list[str]]:
-    readings = {(model, "sst2"): Reading.of(one) for model, one in probes.items()}
-    all_signs, problems = measure_signs(readings, FAMILIES, **how)
+def signs(probes: dict[str, ProbeResult], **how) -> tuple[dict[str, ExposureSign], list[str]]:
+    readings = {(model, "sst2"): ProbeReading.of(one) for model, one in probes.items()}
+    all_signs, problems = measure_exposure_signs(readings, FAMILIES, **how)
     return {sign.model: sign for sign in all_signs}, problems
 
 
 def test_an_exposed_model_has_less_left_than_a_declared_clean_panel():
     probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, left=0.2)}
-    sign_by_model, _ = signs(probes, clean="abcde")
+    sign_by_model, _ = signs(probes, clean_models="abcde")
     assert sign_by_model["f"].measures.left("text") == pytest.approx(0.2)
     assert sign_by_model["f"].measures.answer_validation == pytest.approx(1.0), (
         "of answers as much as of prompts"
@@ -80,7 +80,7 @@ def test_training_on_answers_alone_is_found_by_the_loss_of_answers():
     probes = {name: probe(k) for k, name in enumerate("abcde")} | {
         "f": probe(5, left=1.5, of_answer=0.06)
     }
-    sign_by_model, _ = signs(probes, clean="abcde")
+    sign_by_model, _ = signs(probes, clean_models="abcde")
     assert sign_by_model["f"].measures.left("text") == pytest.approx((7 * 1.5 + 0.3) / 12)
     assert sign_by_model["f"].measures.left("answer") == pytest.approx(0.06 / 1.5)
     shown, clean = calibrate_sign(sign_by_model["f"]), calibrate_sign(sign_by_model["a"])
@@ -96,20 +96,20 @@ def test_falls_too_small_to_tell_from_none_count_alike():
     probes = {name: probe(k, of_answer=0.01) for k, name in enumerate("abcde")} | {
         "f": probe(5, of_answer=0.02)
     }
-    sign_by_model, _ = signs(probes, clean="abcde")
+    sign_by_model, _ = signs(probes, clean_models="abcde")
     assert sign_by_model["f"].measures.answer == pytest.approx(1.0)
 
 
 def test_probes_at_a_rate_without_copies_are_not_judged():
     probes = {name: probe(k, learning_rate=1e-3) for k, name in enumerate("abcde")}
-    sign_by_model, _ = signs(probes, clean="abcde")
+    sign_by_model, _ = signs(probes, clean_models="abcde")
     assert calibrate_sign(sign_by_model["a"]).clean == 0
     assert not calibrate_sign(sign_by_model["a"]).speaks
 
 
 def test_without_four_clean_families_the_upper_quartile_stands_in_and_half_exposed_do_not_hide():
     probes = {name: probe(k, left=0.1 if name in "def" else 1.0) for k, name in enumerate("abcdef")}
-    sign_by_model, _ = signs(probes, clean="abc")
+    sign_by_model, _ = signs(probes, clean_models="abc")
     assert sign_by_model["f"].reference == "unknown"
     assert sign_by_model["f"].measures.left("text") < 0.2
     assert "whose training data is unknown" in sign_by_model["f"].sentence()
@@ -118,7 +118,7 @@ def test_without_four_clean_families_the_upper_quartile_stands_in_and_half_expos
 def test_these_very_documents_are_told_from_others_like_them():
     probes = {name: probe(k) for k, name in enumerate("abcd")}
     probes |= {"e": probe(4, left=0.1, knows="train"), "f": probe(5, left=0.1, knows="test")}
-    sign_by_model, _ = signs(probes, clean="abcd")
+    sign_by_model, _ = signs(probes, clean_models="abcd")
     e, f = sign_by_model["e"].measures, sign_by_model["f"].measures
     assert e.train_documents > 5 > abs(e.test_documents)
     assert f.test_documents > 5 > abs(f.train_documents)
@@ -215,7 +215,7 @@ def test_bounds_and_areas():
 
 def test_the_finding_shows_every_cell_and_never_accuses():
     probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, left=0.1)}
-    sign_by_model, problems = signs(probes, clean="abcde")
+    sign_by_model, problems = signs(probes, clean_models="abcde")
     finding = Exposure(tuple(sign_by_model.values()), tuple(problems))
     (chart,) = finding.charts()
     assert chart.values.shape == (6, 1)
@@ -272,9 +272,12 @@ def test_each_loss_is_held_against_its_own_clean_copies():
 
 def test_results_that_were_looked_at_count():
     """One low cell is spoken of alone, and not among many innocent ones that make such a value likely."""
-    low = Sign("m", "m", "t", Measures(*[1.0] * 6), "unknown", 5e-4, p_value=0.02, adjusted=0.02)
+    low = ExposureSign(
+        "m", "m", "t", Measures(*[1.0] * 6), "unknown", 5e-4, p_value=0.02, adjusted=0.02
+    )
     others = [
-        Sign("m", "m", f"t{k}", low.measures, "unknown", 5e-4, p_value=0.5) for k in range(20)
+        ExposureSign("m", "m", f"t{k}", low.measures, "unknown", 5e-4, p_value=0.5)
+        for k in range(20)
     ]
     (alone,) = adjust_for_many([low])
     among_many = adjust_for_many([low, *others])[0]

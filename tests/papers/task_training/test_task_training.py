@@ -122,8 +122,8 @@ def test_frontier_area_by_hand() -> None:
     tied = ScorePair("t", cohort, np.array([0.3, 0.3, 0.5, 0.9]), pair.after, chance=0.25)
     moved = measure_rank_shift(tied).tables()[1]
     assert "3.5" in str(moved), "shared places are not rounded"
-    assert frontier_shift.every[0].models == ("a", "b", "d")
-    assert frontier_shift.every[1].models == ("a", "b", "c")
+    assert frontier_shift.frontiers_of_all[0].models == ("a", "b", "d")
+    assert frontier_shift.frontiers_of_all[1].models == ("a", "b", "c")
 
 
 def test_frontier_does_not_depend_on_the_order_of_models() -> None:

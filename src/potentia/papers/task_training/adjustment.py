@@ -238,7 +238,7 @@ def compare_treated_copies(
     draws: int = 1999,
     seed: int = 0,
 ) -> TreatmentEffect:
-    """Compare models with their own tuned copies: the document's design, where every model is its own control.
+    """Compare models with their own tuned copies: the paper's design, where every model is its own control.
 
     ``control`` and ``treated`` map a model to its score; models below ``floor`` FLOPs have no treated copy. A model and
     its copy are of the same family, so clustered errors allow for their likeness.

@@ -46,7 +46,7 @@ from potentia.values.scores import ScoreMatrix
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
-PAPER_BATCH = 64  # examples per step of the document's recipe (appendix B.2)
+PAPER_BATCH = 64  # examples per step of the paper's recipe (appendix B.2)
 MIN_GROUP = 5  # models of each group, to tell the groups apart by their scores
 USUAL_BEFORE = ("direct", "base")  # base: before tuning, in the published scores
 USUAL_AFTER = ("adjust", "train_before_test")
@@ -271,7 +271,7 @@ def _find_adjustment_steps(
 
 
 def _find_batch(evidence: Evidence, stage: Protocol) -> int:
-    """Return the examples per step of the studies' own tuning; the document's where no study is known."""
+    """Return the examples per step of the studies' own tuning; the paper's where no study is known."""
     from potentia.evidence import parse_study_record
 
     batches = set()

@@ -50,7 +50,7 @@ class ModelSplit:
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """Models with their facts. Compute is in FLOPs, C ≈ 6 × parameters × tokens (section 2 of the document)."""
+    """Models with their facts. Compute is in FLOPs, C ≈ 6 × parameters × tokens (section 2 of the paper)."""
 
     models: tuple[str, ...]
     compute: Floats  # (models,)
@@ -269,8 +269,8 @@ def pair_scores(
 def take_better_scores(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
     """Return the better of both scores, score by score: what the published tables report (`selection: paper`).
 
-    Models or tasks that only one matrix has are left out. Where a score after is missing it stays missing: the score
-    before is none of what all models were tuned for.
+    Models or tasks that only one matrix has are left out. Where the score after is missing, the result is missing too:
+    the score before does not stand for a model that was never tuned.
     """
     tasks = keep_names_in(after.tasks, before.tasks)
     models = keep_names_in(after.models, before.models)

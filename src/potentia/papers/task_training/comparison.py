@@ -1,4 +1,4 @@
-"""The numbers that "Training on the test task" prints, beside ours, in the document's order."""
+"""The numbers that "Training on the test task" prints, beside ours, in the paper's order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ EXCHANGED_REDUCTIONS = {
 
 @dataclass(frozen=True)
 class PrintedNumbers:
-    """What the document prints of one benchmark."""
+    """What the paper prints of one benchmark."""
 
     theta: str
     theta_after: str  # empty: "small"
@@ -103,7 +103,7 @@ PRINTED = {
 
 @dataclass(frozen=True)
 class PrintedLeaderboardNumbers:
-    """What the document prints of one task of figures 15 and 16; empty strings where it prints nothing."""
+    """What the paper prints of one task of figures 15 and 16; empty strings where it prints nothing."""
 
     relative_effect: str = ""  # θ / (best − worst) before
     theta_after: str = ""
@@ -132,7 +132,7 @@ PRINTED_LEADERBOARD = {
 
 
 def compare_with_paper(paper: TaskTrainingPaper) -> Iterator[ReproducedNumber]:
-    """Yield every number of the document that was computed, beside the printed one."""
+    """Yield every number of the paper that was computed, beside the printed one."""
     yield from _compare_models()
     yield from _compare_benchmark(paper.mmlu)
     yield from _compare_benchmark(paper.gsm8k)
@@ -215,7 +215,7 @@ def _compare_models() -> Iterator[ReproducedNumber]:
 
 
 def _compare_benchmark(results: BenchmarkResults) -> Iterator[ReproducedNumber]:
-    """Yield the numbers of one benchmark, in the document's order."""
+    """Yield the numbers of one benchmark, in the paper's order."""
     printed = PRINTED[results.benchmark.name]
     if results.unadjusted is not None:
         yield from _compare_unadjusted(results.unadjusted, printed)
@@ -582,7 +582,7 @@ def _compare_discrimination(
         f"{discrimination.task} tuned older against newer",
         discrimination.after,
         printed.accuracy_tuned,
-        remark=f"{discrimination.tuned} models, {trees}; 95 % {after.low:.2f} to {after.high:.2f}",
+        remark=f"{discrimination.scored_after} models, {trees}; 95 % {after.low:.2f} to {after.high:.2f}",
     )
     yield compare_claim(
         "figure 14",
@@ -764,7 +764,7 @@ def _explain_reduction(label: str, adjustment: TaskAdjustment) -> str:
 def _compare_significance(
     location: str, quantity: str, scaling: GroupScaling, *, is_significant: bool
 ) -> ReproducedNumber:
-    """Compare p of θ with what the document calls significant; its errors take no account of families."""
+    """Compare p of θ with what the paper calls significant; its errors take no account of families."""
     p_value = scaling.effect.p
     return compare_claim(
         location,
@@ -790,7 +790,7 @@ def _compare_small_effect(location: str, quantity: str, scaling: GroupScaling) -
 def _compare_emergence_point(
     location: str, quantity: str, scaling: GroupScaling, claim: str
 ) -> ReproducedNumber:
-    """Compare the point of emergence with "10²² to 10²³ FLOPs", where the document sees sharp improvements."""
+    """Compare the point of emergence with "10²² to 10²³ FLOPs", where the paper sees sharp improvements."""
     emergence = scaling.fit.emergence.value
     return compare_claim(
         location,

@@ -1,6 +1,6 @@
 """Whether newer models can be told from older ones by their scores (appendix D.3).
 
-The document does so by XGBoost classifiers. Where the package is installed (``pip install 'potentia[trees]'``) it is
+The paper does so by XGBoost classifiers. Where the package is installed (``pip install 'potentia[trees]'``) it is
 taken, set as by default when the paper was written: exact trees, and 0.5 as the score to start from. (XGBoost 2 takes
 histograms and the share of the group instead, which gives other accuracies.) Else scikit-learn's boosted trees are
 taken, with settings as near as they come, and the finding says which. Some fifty models make either unstable: a single
@@ -47,9 +47,10 @@ class Discrimination(Finding):
     trees: str  # xgboost or scikit-learn
     before: float  # the group against the others as they are
     after: float  # the group as it is against the others after tuning
-    before_interval: Interval  # over models
+    before_interval: Interval  # by a bootstrap over families
     after_interval: Interval
-    tuned: int  # models of the row after tuning
+    # models that ``after`` is of: those of the group, and the others that have a score after tuning
+    scored_after: int
     points: tuple[Points, ...] = ()  # the group as it is, and the others after tuning
 
     def charts(self) -> Sequence[Chart]:
@@ -72,7 +73,7 @@ class Discrimination(Finding):
         ]
         smaller_group = min(self.members, self.n - self.members)
         note = (
-            f"{self.n} models, {self.tuned} with the others tuned. "
+            f"{self.n} models, {self.scored_after} with the others tuned. "
             f"Balanced accuracy on log compute and score, leave-one-out, by {TREES[self.trees]}; "
             f"chance 0.5. Unstable: one model of the smaller group weighs {0.5 / smaller_group:.3f}; "
             "intervals: bootstrap over families."
@@ -96,14 +97,18 @@ def require_classifiers() -> None:
 def measure_discrimination(
     score_pair: ScorePair, split: ModelSplit, *, seed: int = 0, trees: str | None = None
 ) -> Discrimination:
-    """Tell the split's members (as they are, ``pair.before``) from the others, untuned and tuned (``pair.after``)."""
+    """Tell the members of a split from the others by their scores, and return how often that succeeds.
+
+    The members are taken with their scores before tuning (``score_pair.before``); the others first with theirs, then
+    with their scores after tuning (``score_pair.after``).
+    """
     require_classifiers()
     members = np.asarray(split.members)
     if trees is None:
         trees = XGBOOST if is_installed("xgboost") else SCIKIT_LEARN
-    others_tuned = np.where(members, score_pair.before, score_pair.after)
+    scores_with_others_tuned = np.where(members, score_pair.before, score_pair.after)
     before = _measure_accuracy(score_pair, score_pair.before, members, trees=trees, seed=seed)
-    after = _measure_accuracy(score_pair, others_tuned, members, trees=trees, seed=seed)
+    after = _measure_accuracy(score_pair, scores_with_others_tuned, members, trees=trees, seed=seed)
     return Discrimination(
         task=score_pair.task,
         group=split.label,
@@ -114,8 +119,8 @@ def measure_discrimination(
         after=after.value,
         before_interval=before,
         after_interval=after,
-        tuned=int(np.isfinite(others_tuned).sum()),
-        points=_mark_groups(score_pair, others_tuned, split),
+        scored_after=int(np.isfinite(scores_with_others_tuned).sum()),
+        points=_mark_groups(score_pair, scores_with_others_tuned, split),
     )
 
 
@@ -135,13 +140,14 @@ def _measure_accuracy(
     is_known = np.isfinite(scores)
     features = np.column_stack([score_pair.cohort.log_compute, scores])[is_known]
     labels = members[is_known]
-    is_right = guess_left_out(features, labels, trees=trees, seed=seed) == labels
+    predicted = predict_leave_one_out(features, labels, trees=trees, seed=seed)
+    is_right = predicted == labels
     families = list(compress(score_pair.cohort.family, is_known))
-    return resample_accuracy(is_right, labels, families, seed)
+    return bootstrap_accuracy(is_right, labels, families, seed)
 
 
-def guess_left_out(features: Floats, labels: Mask, *, trees: str, seed: int = 0) -> Mask:
-    """Guess the label of every model from all the others (leave-one-out)."""
+def predict_leave_one_out(features: Floats, labels: Mask, *, trees: str, seed: int = 0) -> Mask:
+    """Predict the label of every model by a classifier that is fitted on all the others (leave-one-out)."""
     from sklearn.model_selection import LeaveOneOut, cross_val_predict
     from threadpoolctl import threadpool_limits
 
@@ -149,8 +155,8 @@ def guess_left_out(features: Floats, labels: Mask, *, trees: str, seed: int = 0)
         raise InputError("a classifier of the two groups needs two models of each at least")
     classifier = _make_classifier(trees, seed)
     with threadpool_limits(1):  # the data are tiny; threads only wait for each other
-        guessed = cross_val_predict(classifier, features, labels.astype(int), cv=LeaveOneOut())
-    return np.asarray(guessed, dtype=bool)
+        predicted = cross_val_predict(classifier, features, labels.astype(int), cv=LeaveOneOut())
+    return np.asarray(predicted, dtype=bool)
 
 
 def _make_classifier(trees: str, seed: int) -> object:
@@ -173,14 +179,16 @@ def _make_classifier(trees: str, seed: int) -> object:
 
 
 def _compute_balanced_accuracy(is_right: Mask, labels: Mask) -> Floats:
-    """Return the mean of the two groups' shares of right guesses, row by row."""
+    """Return the mean of the two groups' shares of right predictions, row by row."""
     of_members = np.where(labels, is_right, 0).sum(axis=1) / np.maximum(labels.sum(axis=1), 1)
     of_others = np.where(~labels, is_right, 0).sum(axis=1) / np.maximum((~labels).sum(axis=1), 1)
     return np.asarray((of_members + of_others) / 2)
 
 
-def resample_accuracy(is_right: Mask, labels: Mask, families: Sequence[str], seed: int) -> Interval:
-    """Draw the families of both groups anew, the guesses of their models as they were."""
+def bootstrap_accuracy(
+    is_right: Mask, labels: Mask, families: Sequence[str], seed: int
+) -> Interval:
+    """Return the balanced accuracy with its 95 % interval: families of both groups are drawn, predictions are kept."""
     rng = np.random.default_rng(seed)
     names = np.array(families)
     hits = {}

@@ -70,7 +70,7 @@ SIGNS_LISTED = 5  # where none is low enough to speak of
 
 
 @dataclass(frozen=True)
-class Reading:
+class ProbeReading:
     """What a probe says of one model and task, by loss and split: what was learned, and documents' losses before."""
 
     # how far the loss fell: of the text, a byte; of the answer, over that of the prompt
@@ -81,7 +81,7 @@ class Reading:
     clusters: Mapping[str, Clusters] = field(default_factory=dict)  # by split, of its documents
 
     @classmethod
-    def of(cls, probe: ProbeResult) -> Reading:
+    def of(cls, probe: ProbeResult) -> ProbeReading:
         """Read one probe, as ``store.provenance.read_probes`` gives them by model and task."""
         loss_drops: dict[tuple[str, str], float] = {}
         documents: dict[tuple[str, str], Floats] = {}
@@ -152,7 +152,7 @@ class Measures:
 
 
 @dataclass(frozen=True)
-class Sign:
+class ExposureSign:
     """What is left of a task for a model to learn, and what that says."""
 
     model: str
@@ -248,19 +248,19 @@ class Sign:
 # --- the measures ----------------------------------------------------------------------------------------------------
 
 
-def measure_signs(
-    readings: Mapping[tuple[str, str], Reading],
+def measure_exposure_signs(
+    readings: Mapping[tuple[str, str], ProbeReading],
     families: Mapping[str, str],
     *,
-    clean: Collection[str] = (),
-    exposed: Mapping[str, Collection[str]] = NO_ENTRIES,
+    clean_models: Collection[str] = (),
+    exposed_tasks: Mapping[str, Collection[str]] = NO_ENTRIES,
     least_families: int = CLEAN_FAMILIES,
-) -> tuple[list[Sign], list[str]]:
+) -> tuple[list[ExposureSign], list[str]]:
     """Measure every model on every task beside models of other families; returns also who is left out, and why.
 
-    ``clean`` are models declared clean; ``exposed`` the tasks that a model is known to have seen.
+    ``clean_models`` are declared clean; ``exposed_tasks`` names the tasks that a model is known to have seen.
     """
-    signs: list[Sign] = []
+    exposure_signs: list[ExposureSign] = []
     problems: list[str] = []
     for task in sorted({task for _, task in readings}):
         readings_of_task = {}
@@ -273,11 +273,11 @@ def measure_signs(
         for model, reading in readings_of_task.items():
             if reading.data == usual_data:
                 comparable[model] = reading
-        exposed_models = {model for model in comparable if task in exposed.get(model, ())}
+        exposed_models = {model for model in comparable if task in exposed_tasks.get(model, ())}
         signs_of_task = _measure_task(
-            task, comparable, families, exposed_models, clean, least_families
+            task, comparable, families, exposed_models, clean_models, least_families
         )
-        signs += signs_of_task
+        exposure_signs += signs_of_task
         too_few = (
             f"fewer than {LEAST_OTHERS} models of other families, not known to have seen the task,"
             " to compare with:"
@@ -292,31 +292,31 @@ def measure_signs(
         for reason, names in left_out.items():
             if names:
                 problems.append(f"{task}: {reason} {', '.join(names)}")
-    return signs, problems
+    return exposure_signs, problems
 
 
 def _measure_task(
     task: str,
-    readings: Mapping[str, Reading],
+    readings: Mapping[str, ProbeReading],
     families: Mapping[str, str],
     exposed_models: Collection[str],
-    clean: Collection[str],
+    clean_models: Collection[str],
     least_families: int,
-) -> list[Sign]:
+) -> list[ExposureSign]:
     """Measure the models of one task, each beside models of other families that are not known to have seen it."""
     family_by_model = {model: families.get(model, model) for model in readings}
-    signs = []
+    exposure_signs = []
     for model, reading in readings.items():
         family = family_by_model[model]
         rivals = {}
         for rival, rival_family in family_by_model.items():
             if rival not in exposed_models and rival_family != family:
                 rivals[rival] = rival_family
-        panel, reference = _choose_panel(rivals, clean, least_families)
+        panel, reference = _choose_panel(rivals, clean_models, least_families)
         if not panel:
             continue
         panel_readings = [readings[member] for member in panel]
-        exposure_sign = Sign(
+        exposure_sign = ExposureSign(
             model=model,
             family=family,
             task=task,
@@ -328,15 +328,15 @@ def _measure_task(
             panel=len(panel),
             known=model in exposed_models,
         )
-        signs.append(exposure_sign)
-    return signs
+        exposure_signs.append(exposure_sign)
+    return exposure_signs
 
 
 def _choose_panel(
-    family_by_rival: Mapping[str, str], clean: Collection[str], least_families: int
+    family_by_rival: Mapping[str, str], clean_models: Collection[str], least_families: int
 ) -> tuple[list[str], str]:
     """Return the models to compare with, and what they are known as; none where there are too few."""
-    declared = [model for model in family_by_rival if model in clean]
+    declared = [model for model in family_by_rival if model in clean_models]
     if len({family_by_rival[model] for model in declared}) >= least_families:
         return declared, DECLARED
     if len(family_by_rival) < LEAST_OTHERS:
@@ -345,7 +345,7 @@ def _choose_panel(
 
 
 def _measure_reading(
-    reading: Reading, panel: Sequence[Reading], *, panel_is_clean: bool
+    reading: ProbeReading, panel: Sequence[ProbeReading], *, panel_is_clean: bool
 ) -> Measures:
     """Measure a reading beside a panel of other models.
 
@@ -376,7 +376,7 @@ def _measure_reading(
     )
 
 
-def _compute_gamma(reading: Reading, panel: Sequence[Reading], split: str) -> float:
+def _compute_gamma(reading: ProbeReading, panel: Sequence[ProbeReading], split: str) -> float:
     """Return γ: Welch's t of validation less these documents, in losses less the panel's on each; the larger of two.
 
     Its errors allow for documents that share a passage.
@@ -522,7 +522,7 @@ class Calibration:
                 low_by_loss[loss] = low
         return low_by_loss
 
-    def judge(self, exposure_sign: Sign) -> Sign:
+    def judge(self, exposure_sign: ExposureSign) -> ExposureSign:
         """Say how low a cell is by the loss that says more, and what that means."""
         low_by_loss = self.lows(exposure_sign.measures)
         if not low_by_loss:
@@ -550,7 +550,9 @@ class Calibration:
 _calibration = cache(Calibration.of)
 
 
-def calibrate_sign(exposure_sign: Sign, copies: tuple[PlantedCopy, ...] | None = None) -> Sign:
+def calibrate_sign(
+    exposure_sign: ExposureSign, copies: tuple[PlantedCopy, ...] | None = None
+) -> ExposureSign:
     """Judge a cell by copies of other families, probed at its rate beside such a reference."""
     if copies is None:
         copies = read_planted_copies()
@@ -558,7 +560,9 @@ def calibrate_sign(exposure_sign: Sign, copies: tuple[PlantedCopy, ...] | None =
     return exposure_sign if calibration is None else calibration.judge(exposure_sign)
 
 
-def _find_alike(exposure_sign: Sign, copies: tuple[PlantedCopy, ...]) -> tuple[PlantedCopy, ...]:
+def _find_alike(
+    exposure_sign: ExposureSign, copies: tuple[PlantedCopy, ...]
+) -> tuple[PlantedCopy, ...]:
     """Return the copies of other families that were probed at a cell's rate beside such a reference."""
     reference_and_rate = (exposure_sign.reference, exposure_sign.rate)
     alike = []
@@ -569,53 +573,61 @@ def _find_alike(exposure_sign: Sign, copies: tuple[PlantedCopy, ...]) -> tuple[P
     return tuple(alike)
 
 
-def adjust_for_many(signs: Sequence[Sign]) -> list[Sign]:
+def adjust_for_many(exposure_signs: Sequence[ExposureSign]) -> list[ExposureSign]:
     """Adjust p values for the number of results that were looked at (Benjamini–Hochberg)."""
-    if not signs:
+    if not exposure_signs:
         return []
-    p_values = np.array([exposure_sign.p_value for exposure_sign in signs])
+    p_values = np.array([exposure_sign.p_value for exposure_sign in exposure_signs])
     adjusted = benjamini_hochberg(p_values).tolist()
     return [
         replace(exposure_sign, adjusted=value)
-        for exposure_sign, value in zip(signs, adjusted, strict=True)
+        for exposure_sign, value in zip(exposure_signs, adjusted, strict=True)
     ]
 
 
-def judge_planted_copies(copies: Sequence[PlantedCopy]) -> list[tuple[PlantedCopy, Sign]]:
+def judge_planted_copies(copies: Sequence[PlantedCopy]) -> list[tuple[PlantedCopy, ExposureSign]]:
     """Judge every planted cell by a calibration without its family, those of one source and reference as one study."""
     all_rows = tuple(copies)
     by_study: dict[tuple[str, str], list[PlantedCopy]] = {}
     for row in all_rows:
         by_study.setdefault((row.source, row.reference), []).append(row)
-    rows_with_signs: list[tuple[PlantedCopy, Sign]] = []
+    rows_with_signs: list[tuple[PlantedCopy, ExposureSign]] = []
     for study in by_study.values():
         calibrations: dict[tuple[str, float], Calibration | None] = {}
-        signs = []
+        exposure_signs = []
         for row in study:
-            exposure_sign = Sign(
+            exposure_sign = ExposureSign(
                 row.model, row.family, row.task, row.measures, row.reference, row.rate
             )
             family_and_rate = (row.family, row.rate)
             if family_and_rate not in calibrations:
                 calibrations[family_and_rate] = _calibration(_find_alike(exposure_sign, all_rows))
             calibration = calibrations[family_and_rate]
-            signs.append(exposure_sign if calibration is None else calibration.judge(exposure_sign))
-        rows_with_signs += zip(study, adjust_for_many(signs), strict=True)
+            exposure_signs.append(
+                exposure_sign if calibration is None else calibration.judge(exposure_sign)
+            )
+        rows_with_signs += zip(study, adjust_for_many(exposure_signs), strict=True)
     return rows_with_signs
 
 
 def tabulate_families(copies: Sequence[PlantedCopy], reference: str = DECLARED) -> Table:
     """Return how many clean cells of every family are spoken of, each judged without its family."""
-    by_family: dict[str, list[Sign]] = {}
+    by_family: dict[str, list[ExposureSign]] = {}
     for row, exposure_sign in judge_planted_copies(copies):
         if row.reference == reference and not row.way:
             by_family.setdefault(row.family, []).append(exposure_sign)
     table_rows = []
-    for family, signs in sorted(by_family.items()):
-        alarms = sum(exposure_sign.speaks for exposure_sign in signs)
-        alarm_rate = alarms / len(signs)
+    for family, exposure_signs in sorted(by_family.items()):
+        alarms = sum(exposure_sign.speaks for exposure_sign in exposure_signs)
+        alarm_rate = alarms / len(exposure_signs)
         table_rows.append(
-            (family, len(signs), alarms, alarm_rate, exact_upper_bound(alarms, len(signs)))
+            (
+                family,
+                len(exposure_signs),
+                alarms,
+                alarm_rate,
+                exact_upper_bound(alarms, len(exposure_signs)),
+            )
         )
     column_names = ("family", "clean results", "reported", "rate", "at most")
     note = (
@@ -629,34 +641,42 @@ def tabulate_families(copies: Sequence[PlantedCopy], reference: str = DECLARED) 
 
 def tabulate_exposures(copies: Sequence[PlantedCopy], reference: str = DECLARED) -> Table:
     """Return what the method finds of every way of exposure, also of those that escape it."""
-    by_way: dict[str, list[Sign]] = {}
+    by_way: dict[str, list[ExposureSign]] = {}
     for row, exposure_sign in judge_planted_copies(copies):
         if row.reference == reference:
             by_way.setdefault(row.way_label, []).append(exposure_sign)
     clean_lows = np.array([exposure_sign.low for exposure_sign in by_way.get("", [])])
     table_rows = []
-    for way_of_exposure, signs in sorted(by_way.items()):  # clean ones, which have no way, first
-        spoken_of = sum(exposure_sign.speaks for exposure_sign in signs)
+    for way_of_exposure, exposure_signs in sorted(
+        by_way.items()
+    ):  # clean ones, which have no way, first
+        spoken_of = sum(exposure_sign.speaks for exposure_sign in exposure_signs)
         bound = None
         area = None
         if way_of_exposure:
-            area = area_under(clean_lows, np.array([exposure_sign.low for exposure_sign in signs]))
+            area = area_under(
+                clean_lows, np.array([exposure_sign.low for exposure_sign in exposure_signs])
+            )
         else:
-            bound = exact_upper_bound(spoken_of, len(signs))
+            bound = exact_upper_bound(spoken_of, len(exposure_signs))
         medians_left = []
         for loss in LOSSES:
             medians_left.append(
-                float(np.median([exposure_sign.measures.left(loss) for exposure_sign in signs]))
+                float(
+                    np.median(
+                        [exposure_sign.measures.left(loss) for exposure_sign in exposure_signs]
+                    )
+                )
             )
         known_documents = []
         for split in ("training", "test"):
             known_documents.append(
-                sum(split in exposure_sign.known_documents for exposure_sign in signs)
+                sum(split in exposure_sign.known_documents for exposure_sign in exposure_signs)
             )
         table_rows.append(
             (
                 way_of_exposure or "none (false alarms)",
-                len(signs),
+                len(exposure_signs),
                 spoken_of,
                 bound,
                 area,
@@ -703,11 +723,11 @@ def area_under(clean: Floats, exposed: Floats) -> float:
 class Exposure(Finding):
     """Signs of earlier training on the tasks of a study, cell by cell."""
 
-    signs: tuple[Sign, ...]
+    signs: tuple[ExposureSign, ...]
     left_out: tuple[str, ...] = ()
 
     @property
-    def spoken(self) -> list[Sign]:
+    def spoken(self) -> list[ExposureSign]:
         """The cells that anything is said of, the surest first."""
         return sorted(
             (exposure_sign for exposure_sign in self.signs if exposure_sign.speaks),
@@ -822,28 +842,30 @@ def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
         )
     family_of_model = ModelFamilies.of_evidence(evidence).family_of_model
     families = {}
-    exposed = {}
+    exposed_tasks = {}
     for model in models:
         original = evidence.exposed_copies.get(model, model)
         families[model] = family_of_model.get(original, original)
         model_facts = evidence.facts.find(model)
         if model_facts:
-            exposed[model] = model_facts.exposure
-    readings = {cell: Reading.of(probe) for cell, probe in probes.items()}
-    signs, problems = measure_signs(readings, families, clean=clean, exposed=exposed)
+            exposed_tasks[model] = model_facts.exposure
+    readings = {cell: ProbeReading.of(probe) for cell, probe in probes.items()}
+    exposure_signs, problems = measure_exposure_signs(
+        readings, families, clean_models=clean, exposed_tasks=exposed_tasks
+    )
     scored_models: set[str] = set()
     for matrix in evidence.scores.values():
         scored_models.update(matrix.models)
     missing = drop_names_in(sorted(scored_models), models)
     if missing:
         problems.append(f"without a probe: {', '.join(missing)}")
-    if not signs:
+    if not exposure_signs:
         raise InputError(
             "; ".join(problems) or "nothing to compare",
             hint="probe models of four families or more",
         )
     judged_signs = tuple(
-        adjust_for_many([calibrate_sign(exposure_sign) for exposure_sign in signs])
+        adjust_for_many([calibrate_sign(exposure_sign) for exposure_sign in exposure_signs])
     )
     uncalibrated_rates = sorted(
         {exposure_sign.rate for exposure_sign in judged_signs if not exposure_sign.clean}

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from potentia.evidence import Evidence
     from potentia.papers.task_training.analysis import TestTaskFindings
 
+PAPER_RESAMPLES = 1999  # of the bootstrap, where the request names no other number
+
 
 def analyze_test_task(evidence: Evidence, options: TestTaskCommandOptions) -> AnalysisOutput:
     """Say how far a group of models is ahead at equal compute, before and after all learn the same task data.
@@ -165,7 +167,7 @@ EXPOSURE_SECTION = ReportSection(
 
 
 def reproduce_paper(request: ReproductionRequest) -> Finding:
-    """Print the paper's numbers beside those of its published scores."""
+    """Return the paper's numbers beside those of its published scores."""
     from potentia.facts import read_facts
     from potentia.papers.task_training.evaluations import EvaluationTree
     from potentia.papers.task_training.published_scores import PublishedScores
@@ -174,12 +176,13 @@ def reproduce_paper(request: ReproductionRequest) -> Finding:
     scores = None
     facts = None
     if request.files:
-        scores = PublishedScores.from_table(Path(request.files[0]))
-        facts = read_facts(Path(request.files[1]))
+        scores_file, models_file = request.files
+        scores = PublishedScores.from_table(Path(scores_file))
+        facts = read_facts(Path(models_file))
     evaluations = None
     if request.evaluations is not None:
         evaluations = EvaluationTree.read(request.evaluations)
-    draws = request.resamples or 1999
+    draws = PAPER_RESAMPLES if request.resamples is None else request.resamples
     return reproduce_task_training(scores, facts, evaluations, draws=draws)
 
 

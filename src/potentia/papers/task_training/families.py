@@ -120,13 +120,13 @@ def _select_families(cohort: Cohort, families: Sequence[str] | None) -> dict[str
 
 def _make_curve(score_pair: ScorePair, family: str, models: Sequence[str]) -> FamilyCurve:
     cohort = score_pair.cohort
-    places = np.flatnonzero(np.isin(cohort.models, list(models)))
-    if not len(places):
+    positions = np.flatnonzero(np.isin(cohort.models, list(models)))
+    if not len(positions):
         raise InputError(
             f"no model of family {family!r} here",
-            hint=f"there are: {', '.join(set(cohort.family))}",
+            hint=f"there are: {', '.join(sorted(set(cohort.family)))}",
         )
-    by_compute = places[np.argsort(cohort.compute[places], kind="stable")]
+    by_compute = positions[np.argsort(cohort.compute[positions], kind="stable")]
     return FamilyCurve(
         family=family,
         models=select_positions(cohort.models, by_compute),

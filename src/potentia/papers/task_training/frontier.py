@@ -29,9 +29,9 @@ class Frontier:
 
     def height_at(self, log_compute: Floats, *, floor: float) -> Floats:
         """Return the frontier's height, at least ``floor`` (chance), also where no model is that small."""
-        places = np.searchsorted(self.log_compute, log_compute, side="right")
+        positions = np.searchsorted(self.log_compute, log_compute, side="right")
         heights = np.append(floor, self.scores)
-        return np.asarray(np.maximum(heights[places], floor))
+        return np.asarray(np.maximum(heights[positions], floor))
 
 
 def pareto_frontier(models: Sequence[str], log_compute: Floats, scores: Floats) -> Frontier:
@@ -49,27 +49,30 @@ def pareto_frontier(models: Sequence[str], log_compute: Floats, scores: Floats) 
 
 @dataclass(frozen=True)
 class FrontierShift(Finding):
-    """The area between the frontier of the others and the frontier of all, before and after adjustment."""
+    """The area between the frontier of the others alone and that of all models, before and after adjustment.
+
+    The others are the models outside the group of the split.
+    """
 
     task: str
     cohort: Cohort
     split: ModelSplit
     scores: tuple[Floats, Floats]  # before, after; oriented
-    old: tuple[Frontier, Frontier]
-    every: tuple[Frontier, Frontier]
+    frontiers_of_others: tuple[Frontier, Frontier]  # before, after
+    frontiers_of_all: tuple[Frontier, Frontier]  # before, after
     areas: tuple[float, float]
     floor: float  # chance, oriented
 
     @property
     def ratio(self) -> float:
-        """How many times the area shrinks by adjustment."""
+        """The area before adjustment over the area after it; infinite where no area is left."""
         return self.areas[0] / self.areas[1] if self.areas[1] > 0 else float("inf")
 
     def tables(self) -> Sequence[Table]:
         """Return the areas and the members of the group on the frontier."""
         group = set(self.cohort.select_names(self.split.members))
         table_rows = []
-        for stage, area, frontier in zip(STAGES, self.areas, self.every, strict=True):
+        for stage, area, frontier in zip(STAGES, self.areas, self.frontiers_of_all, strict=True):
             members = ", ".join(model for model in frontier.models if model in group)
             table_rows.append((stage, area, members or "none"))
         table = Table(
@@ -88,34 +91,43 @@ class FrontierShift(Finding):
         return f"shrinks {self.ratio:.1f}-fold" if after > 0 else "vanishes"
 
     def charts(self) -> Sequence[Chart]:
-        """Return both frontiers over all models, before and after."""
+        """Return the two frontiers over the scores of all models: a chart before adjustment, and one after."""
         return [self._plot_stage(index, stage) for index, stage in enumerate(STAGES)]
 
     def _plot_stage(self, index: int, stage: str) -> Plot:
         corners, edges_below = _step_corners(self.cohort.log_compute)
-        old_heights = self.old[index].height_at(edges_below, floor=self.floor)
-        heights = self.every[index].height_at(edges_below, floor=self.floor)
-        old_line = Line(
-            f"frontier of models {self.split.others}", corners, old_heights, dashed=True
+        heights_of_others = self.frontiers_of_others[index].height_at(edges_below, floor=self.floor)
+        heights_of_all = self.frontiers_of_all[index].height_at(edges_below, floor=self.floor)
+        line_of_others = Line(
+            f"frontier of models {self.split.others}", corners, heights_of_others, dashed=True
         )
-        line = Line("frontier of all models", corners, heights, low=old_heights, high=heights)
+        line_of_all = Line(
+            "frontier of all models",
+            corners,
+            heights_of_all,
+            low=heights_of_others,
+            high=heights_of_all,
+        )
         return plot_against_compute(
             f"{self.task}-frontier-{stage}",
             f"{self.task} {stage} adjustment: area {self.areas[index]:.3f}",
             "The shaded area between the two frontiers is the progress per unit of compute.",
             points=self.split.to_points(self.cohort, self.scores[index]),
-            lines=(old_line, line),
+            lines=(line_of_others, line_of_all),
         )
 
 
 def measure_frontier_shift(score_pair: ScorePair, split: ModelSplit) -> FrontierShift:
-    """Measure the area of improvement since the split, in score × log₁₀ FLOPs, before and after adjustment."""
+    """Measure how far the members of a split move the frontier: the area of improvement, before and after adjustment.
+
+    The area is in score × log₁₀ FLOPs.
+    """
     log_flops = score_pair.cohort.log_compute
     before, after = score_pair.oriented()
     is_outside = ~np.asarray(split.members)
     outside_models = score_pair.cohort.select_names(is_outside)
-    old_before = pareto_frontier(outside_models, log_flops[is_outside], before[is_outside])
-    old_after = pareto_frontier(outside_models, log_flops[is_outside], after[is_outside])
+    others_before = pareto_frontier(outside_models, log_flops[is_outside], before[is_outside])
+    others_after = pareto_frontier(outside_models, log_flops[is_outside], after[is_outside])
     all_before = pareto_frontier(score_pair.cohort.models, log_flops, before)
     all_after = pareto_frontier(score_pair.cohort.models, log_flops, after)
     floor = score_pair.chance if score_pair.higher_is_better else -score_pair.chance
@@ -124,23 +136,23 @@ def measure_frontier_shift(score_pair: ScorePair, split: ModelSplit) -> Frontier
         cohort=score_pair.cohort,
         split=split,
         scores=(before, after),
-        old=(old_before, old_after),
-        every=(all_before, all_after),
+        frontiers_of_others=(others_before, others_after),
+        frontiers_of_all=(all_before, all_after),
         areas=(
-            _area_between(old_before, all_before, log_flops, floor),
-            _area_between(old_after, all_after, log_flops, floor),
+            _area_between(others_before, all_before, log_flops, floor),
+            _area_between(others_after, all_after, log_flops, floor),
         ),
         floor=floor,
     )
 
 
 def _area_between(
-    old_frontier: Frontier, frontier_of_all: Frontier, log_flops: Floats, floor: float
+    frontier_of_others: Frontier, frontier_of_all: Frontier, log_flops: Floats, floor: float
 ) -> float:
     """Integrate the gap between two step functions exactly: it is constant between neighbouring models."""
     edges = np.unique(log_flops)
     left_edges = edges[:-1]
-    height_gap = frontier_of_all.height_at(left_edges, floor=floor) - old_frontier.height_at(
+    height_gap = frontier_of_all.height_at(left_edges, floor=floor) - frontier_of_others.height_at(
         left_edges, floor=floor
     )
     return float(np.sum(height_gap * np.diff(edges)))

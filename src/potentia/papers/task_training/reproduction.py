@@ -135,7 +135,7 @@ class MissingFigure:
 
 @dataclass(frozen=True)
 class BenchmarkResults(Findings):
-    """Every finding on one benchmark, in the document's order; None where its scores were not given."""
+    """Every finding on one benchmark, in the paper's order; None where its scores were not given."""
 
     benchmark: PaperBenchmark
     pair: ScorePair | None = None
@@ -180,7 +180,7 @@ class TaskTrainingPaper(Findings):
         return list(compare_with_paper(self))
 
     def findings_by_name(self) -> dict[str, Finding]:
-        """Return every finding under a name of its own, in the document's order."""
+        """Return every finding under a name of its own, in the paper's order."""
         findings = {**super().findings_by_name(), **self.leaderboard}
         for form_name, scaling in self.forms_before.items():
             findings[form_name] = self.forms_after.get(form_name, scaling)
@@ -358,11 +358,23 @@ def reproduce_task_training(
     gsm8k = _analyze_benchmark(paper_data, GSM8K)
     cloze = paper_data.attempt(
         "Figure 5, cloze",
-        partial(paper_data.fit_before, "mmlu_cloze acc", "mmlu_cloze", "acc", 0.25),
+        partial(
+            paper_data.fit_before,
+            "mmlu_cloze acc",
+            task="mmlu_cloze",
+            metric="acc",
+            chance=0.25,
+        ),
     )
     brier = paper_data.attempt(
         "Figure 5, Brier score",
-        partial(paper_data.fit_before, "mmlu brier_score", "mmlu", "brier_score", 0.75),
+        partial(
+            paper_data.fit_before,
+            "mmlu brier_score",
+            task="mmlu",
+            metric="brier_score",
+            chance=0.75,
+        ),
     )
     rates = paper_data.attempt(
         "Figure 9 (B.3)", partial(_compare_rates, paper_data, mmlu_analysis.pair)
@@ -371,7 +383,11 @@ def reproduce_task_training(
     gpqa_above_zero = None
     if "gpqa" in leaderboard:
         gpqa_above_zero = paper_data.fit_before(
-            "gpqa", "leaderboard_gpqa", "acc_norm", 0.0, "new_evals/base"
+            "gpqa",
+            task="leaderboard_gpqa",
+            metric="acc_norm",
+            chance=0.0,
+            stage="new_evals/base",
         )
     paper = TaskTrainingPaper(
         mmlu=mmlu_analysis,
@@ -477,7 +493,13 @@ def _analyze_benchmark(paper_data: PaperData, benchmark: PaperBenchmark) -> Benc
     figures = "Figures 1, 2, 6, 7, 11 to 13 and 17, tables 3 and 4"
     score_pair = paper_data.attempt(f"{figures}, {name}", make_pair)
     if score_pair is None and paper_data.scores.find("base", name, benchmark.metric):
-        fit_before = partial(paper_data.fit_before, name, name, benchmark.metric, benchmark.chance)
+        fit_before = partial(
+            paper_data.fit_before,
+            name,
+            task=name,
+            metric=benchmark.metric,
+            chance=benchmark.chance,
+        )
         unadjusted = paper_data.attempt(f"Figure 1, {name}, before adjustment", fit_before)
         return replace(results, unadjusted=unadjusted)
     if score_pair is None:
@@ -534,7 +556,7 @@ def _select_older(cohort: Cohort) -> Cohort:
 def _measure_treatment(paper_data: PaperData, benchmark: PaperBenchmark) -> TreatmentEffect:
     """Return figure 3: older models and their copies tuned for an epoch; then all tuned for two epochs more.
 
-    A model keeps the best of its scores so far, as in all of the document's numbers.
+    A model keeps the best of its scores so far, as in all of the paper's numbers.
     """
     auxiliary = benchmark.auxiliary
     stages = ("base", f"e1/{auxiliary}", f"e2/{auxiliary}", f"e1+2/{auxiliary}")
@@ -617,11 +639,11 @@ def _compare_instruct_models(paper_data: PaperData, benchmark: PaperBenchmark) -
         raise MissingScoresError("no instruction-tuned or chat model is among the models")
     return paper_data.compare_stages(
         f"{benchmark.name} instruct",
-        benchmark.name,
-        benchmark.metric,
-        ("base", benchmark.tuned_stage),
-        benchmark.chance,
-        paper_data.instruct,
+        task=benchmark.name,
+        metric=benchmark.metric,
+        stages=("base", benchmark.tuned_stage),
+        chance=benchmark.chance,
+        cohort=paper_data.instruct,
     )
 
 
@@ -678,10 +700,10 @@ def _analyze_leaderboard(paper_data: PaperData) -> dict[str, TaskAdjustment]:
         compare = partial(
             paper_data.compare_stages,
             task_name,
-            f"leaderboard_{task_name}",
-            task.metric,
-            stages,
-            task.chance,
+            task=f"leaderboard_{task_name}",
+            metric=task.metric,
+            stages=stages,
+            chance=task.chance,
         )
         adjustment = paper_data.attempt(f"{task.figure.capitalize()}, {task_name}", compare)
         if adjustment is not None:
@@ -695,7 +717,7 @@ def _fit_forms(paper_data: PaperData) -> dict[str, GroupScaling]:
     for form_name in (*CLOZE_FORMS, *CHOICE_FORMS):
         scaling = paper_data.attempt(
             f"Figures 4 and 18, {form_name}",
-            partial(paper_data.fit_before, form_name, form_name, "acc", 0.25),
+            partial(paper_data.fit_before, form_name, task=form_name, metric="acc", chance=0.25),
         )
         if scaling is not None:
             fit_by_form[form_name] = scaling
@@ -707,7 +729,12 @@ def _adjust_forms(paper_data: PaperData) -> dict[str, TaskAdjustment]:
     adjustments = {}
     for form_name in CHOICE_FORMS:
         compare = partial(
-            paper_data.compare_stages, form_name, form_name, "acc", ("base", "e3/mmluaux"), 0.25
+            paper_data.compare_stages,
+            form_name,
+            task=form_name,
+            metric="acc",
+            stages=("base", "e3/mmluaux"),
+            chance=0.25,
         )
         adjustment = paper_data.attempt(f"Figure 4, {form_name} after adjustment", compare)
         if adjustment is not None:
@@ -722,7 +749,11 @@ def _fit_form_briers(paper_data: PaperData) -> dict[str, GroupScaling]:
         scaling = paper_data.attempt(
             f"Figure 18, {form_name} by Brier score",
             partial(
-                paper_data.fit_before, f"{form_name} brier_score", form_name, "brier_score", 0.75
+                paper_data.fit_before,
+                f"{form_name} brier_score",
+                task=form_name,
+                metric="brier_score",
+                chance=0.75,
             ),
         )
         if scaling is not None:

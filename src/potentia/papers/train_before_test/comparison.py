@@ -293,7 +293,7 @@ def _check_significance(
     location = "Appendix C.2, figure 12: τ-b with insignificant differences as ties"
     for protocol, printed in zip(PROTOCOLS, PRINTED.TAU_B, strict=True):
         note = "as defined in C.2: pairwise signs, |difference| > 1.96 · √(s₁² + s₂²)"
-        variant = _mean_tau_of_separate_intervals(matrices[protocol])
+        variant = _mean_tau_where_overlapping_intervals_tie(matrices[protocol])
         if variant is not None:
             note += (
                 f"; {variant:.3f} where 95 % intervals must not overlap and each benchmark's "
@@ -309,11 +309,12 @@ def _check_significance(
     yield _count_improved_cells("Figure 13: τ-b within and across categories", findings.tau_b)
 
 
-def _mean_tau_of_separate_intervals(matrix: ScoreMatrix) -> float | None:
-    """Return the mean τ-b where models tie whose intervals overlap, with the diagonal; None where an error is missing.
+def _mean_tau_where_overlapping_intervals_tie(matrix: ScoreMatrix) -> float | None:
+    """Return the mean τ-b over pairs of tasks, self-agreement (the diagonal) included; None without standard errors.
 
-    Of the variants tried (the test's level and form, ranks made from significant wins, rounded scores, medians), this
-    one alone gives both printed numbers.
+    Two models tie if their 95 % intervals overlap. This is only for a note: C.2 defines ties otherwise, but of the
+    variants tried (the test's level and form, ranks made from significant wins, rounded scores, medians) this one
+    alone gives the numbers printed for both protocols.
     """
     errors = matrix.stderr
     if not np.isfinite(errors).all():

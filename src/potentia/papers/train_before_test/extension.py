@@ -7,12 +7,14 @@ from potentia.values.findings import Finding
 
 
 def reproduce_paper(request: ReproductionRequest) -> Finding:
-    """Print every number of the paper beside the same from the scores."""
+    """Return every number of the paper beside the same from the scores."""
+    from potentia.analysis.stats.bootstrap import RESAMPLES
     from potentia.evidence import read
     from potentia.papers.train_before_test.reproduction import reproduce_train_before_test
 
-    scores = read(request.files[0]).scores
-    return reproduce_train_before_test(scores, resamples=request.resamples or 1000)
+    (scores_file,) = request.files
+    resamples = RESAMPLES if request.resamples is None else request.resamples
+    return reproduce_train_before_test(read(scores_file).scores, resamples=resamples)
 
 
 TRAIN_BEFORE_TEST_REPRODUCTION = PaperReproduction(
