@@ -40,7 +40,7 @@ def test_a_cut_prompt_is_told_in_its_own_cell_alone(tmp_path: Path) -> None:
     (note,) = read(study.store, study="cut").notes
     assert (
         note
-        == f"colours with 5-shot prompts: {cut:,} of {asked:,} prompts were cut to fit the model (base)"
+        == f"colours with 5-shot prompts: {cut:,} of {asked:,} prompts were truncated to fit the model (base)"
     )
 
 
@@ -70,7 +70,7 @@ def test_training_examples_that_were_cut_are_counted_and_told(tmp_path: Path) ->
     (note,) = read(short.store, study="short").notes
     assert note == (
         f"colours after fine-tuning: {examples.cut:,} of {examples.examples:,} training examples "
-        "were longer than 4 tokens (max_tokens) and were cut (base)"
+        "were longer than 4 tokens (max_tokens) and were truncated (base)"
     )
     assert read(long.store, study="long").notes == ()
 
@@ -104,5 +104,5 @@ def test_the_models_of_a_task_share_one_note_on_cut_examples(tmp_path: Path) -> 
     notes = [note for note in read(study.store).notes if "training examples" in note]
     assert notes == [
         f"colours after fine-tuning: {cut:,} of {count:,} training examples were longer than 4 tokens "
-        "(max_tokens) and were cut (a, b, c and 1 more)"
+        "(max_tokens) and were truncated (a, b, c and 1 more)"
     ]

@@ -184,8 +184,11 @@ class RankingsOptions(AnalysisOptions):
 def _print_rankings(
     rankings: Rankings | NamedFindings, evidence: potentia.Evidence, options: RankingsOptions
 ) -> None:
-    """Print the scores and a summary, or every table; of checkpoints, which are no rivals, the runs."""
-    if not isinstance(rankings, Findings):
+    """Print the scores and a summary, or with --all every table.
+
+    Of a study of checkpoints it is the pretraining runs that are printed: one run's checkpoints are no rivals.
+    """
+    if isinstance(rankings, Mapping):  # --show asked for a single finding
         print_findings(rankings)
         return
     pretraining_runs = find_pretraining_runs(evidence)
@@ -286,12 +289,13 @@ def register_extension_analyses() -> None:
 
 
 def _register_extension_analysis(command_name: str, declared: AnalysisCommand[Any]) -> None:
+    """Make a command of one registered analysis: its sources, its own options, and how its findings are printed."""
     base_options: type[EvidenceOptions] = AnalysisOptions
     if declared.needs_store:
         base_options = StoreAnalysisOptions
     elif not declared.reads_tasks:
         base_options = TableEvidenceOptions
-    replaced = {field.name for field in fields(declared.options)}
+    own_options = {field.name for field in fields(declared.options)}
 
     def analyze_evidence(evidence: potentia.Evidence, options: EvidenceOptions) -> AnalysisOutput:
         output = declared.analyze(evidence, values_of(declared.options, options))
@@ -315,7 +319,7 @@ def _register_extension_analysis(command_name: str, declared: AnalysisCommand[An
         command_name,
         options_type,
         show_findings,
-        overridden_options=frozenset(replaced),
+        overridden_options=frozenset(own_options),
         group=group,
     )
     register(analyze_evidence)

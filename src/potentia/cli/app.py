@@ -380,7 +380,10 @@ def _group_by_flag(arguments: list[str], options_by_flag: dict[str, Any]) -> lis
 
 
 def _take_sources(groups: list[list[str]], max_sources: int) -> list[str]:
-    """Take what are the command's own arguments from the end of a flag's values, the last such flag first."""
+    """Remove and return the sources at the end of the last group that ends in any.
+
+    A group is ``[flag, value, …]`` and keeps its first value.
+    """
     for group in reversed(groups):
         start = len(group)
         while (

@@ -1,4 +1,4 @@
-"""Commands of the analyses that papers and other packages register (``potentia.extensions``).
+"""Options classes for the commands of analyses that papers and other packages register (``potentia.extensions``).
 
 What an analysis declares of its options (``potentia.analysis.registration``) becomes a class of options like those of
 the other commands, so that it gets the same sources, output and figures.
@@ -64,15 +64,15 @@ def _value_type(declared_type: Any) -> Any:
 def _typer_option(value_type: Any, description: OptionDescription) -> Any:
     return typer.Option(
         *description.flags,
-        metavar=_name_value(value_type),
+        metavar=_choose_metavar(value_type),
         help=description.help,
         min=description.minimum,
         max=description.maximum,
     )
 
 
-def _name_value(value_type: Any) -> str | None:
-    """Say what an option takes, in its help; None where the choices say it."""
+def _choose_metavar(value_type: Any) -> str | None:
+    """Return the word for an option's value in its help; None where the choices say it."""
     alternatives = [value_type]
     for part in get_args(value_type):
         alternatives += [part, *get_args(part)]  # of list[str] | None: list[str] and str

@@ -434,7 +434,11 @@ class Evidence:
         )
 
     def _find_full_name(self, model_name: str) -> str:
-        """Return the model that is called so, or the only one whose name ends so: tables show the ends of names."""
+        """Return the full name of the model that a user means.
+
+        That is the name itself where a model has it, else the only model whose name without its organisation is this:
+        tables show names so. Where there is none, or several, the name is returned as it is.
+        """
         if model_name in self.models:
             return model_name
         folded_name = model_name.casefold()

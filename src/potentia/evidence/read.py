@@ -427,19 +427,21 @@ def _read_open_store(
 
 
 def _describe_prompts(store: Store, studies: tuple[str, ...]) -> Iterator[str]:
-    """Give what a reader must know of texts: prompts and training examples that were cut, and unknown tokens."""
+    """Give what a reader must know of texts: prompts and training examples that were truncated, and unknown tokens."""
     for (protocol, task), prompts_by_model in store.provenance.read_cut_prompts(
         study=studies
     ).items():
         cut_prompts = sum(prompts.cut for prompts in prompts_by_model.values())
         all_prompts = sum(prompts.requests for prompts in prompts_by_model.values())
-        cut_sentence = f"{cut_prompts:,} of {all_prompts:,} prompts were cut to fit the model"
+        truncated_sentence = (
+            f"{cut_prompts:,} of {all_prompts:,} prompts were truncated to fit the model"
+        )
         models = _join_first_names(list(prompts_by_model))
-        yield f"{task} {Protocol(protocol).phrase}: {cut_sentence} ({models})"
+        yield f"{task} {Protocol(protocol).phrase}: {truncated_sentence} ({models})"
     for (protocol, task), examples_by_model in store.provenance.read_cut_examples(
         study=studies
     ).items():
-        for sentence in _describe_cut_examples(examples_by_model):
+        for sentence in _describe_truncated_examples(examples_by_model):
             yield f"{task} {Protocol(protocol).phrase}: {sentence}"
     shares_by_task: dict[str, dict[str, float]] = {}
     for (task, model), unknown_share in store.provenance.read_unknown_tokens(study=studies).items():
@@ -510,8 +512,8 @@ def _empty_store(location: str) -> DataError:
     )
 
 
-def _describe_cut_examples(examples_by_model: Mapping[str, CutExamples]) -> Iterator[str]:
-    """Give a sentence for all models whose training examples were cut to the same length."""
+def _describe_truncated_examples(examples_by_model: Mapping[str, CutExamples]) -> Iterator[str]:
+    """Yield a sentence for each length to which training examples were truncated, with the models it was."""
     models_by_length: dict[int, list[str]] = {}
     for model, examples in examples_by_model.items():
         models_by_length.setdefault(examples.tokens, []).append(model)
@@ -520,7 +522,7 @@ def _describe_cut_examples(examples_by_model: Mapping[str, CutExamples]) -> Iter
         example_count = sum(examples_by_model[model].examples for model in models)
         yield (
             f"{cut_count:,} of {example_count:,} training examples were longer than {length:,} tokens "
-            f"(max_tokens) and were cut ({_join_first_names(models)})"
+            f"(max_tokens) and were truncated ({_join_first_names(models)})"
         )
 
 

@@ -214,7 +214,7 @@ class _TaskTree:
         if row_part.lane_parts == 1:
             return Chain((), total)
         seconds = self.seconds.get(row_part.tasks[0], TaskSeconds())
-        lanes = self.row.study.max_lane_parts
+        lanes = self.row.study.lanes_per_task
         longest = seconds.lanes * math.ceil(lanes / row_part.lane_parts) / lanes
         lane_seconds = self.load_seconds + max(longest, seconds.shortest_lane)
         return Chain([lane_seconds] * row_part.lane_parts, total - seconds.lanes)
@@ -254,7 +254,7 @@ class _TaskTree:
             for half_of_tasks in self.halve(tasks):
                 yield from self._find_parts_below(half_of_tasks, limit, divide_lanes)
         elif len(tasks) == 1 and divide_lanes and is_long:
-            lanes = self.row.study.max_lane_parts
+            lanes = self.row.study.lanes_per_task
             lanes_at_once = int(lanes * limit / max(self.seconds[tasks[0]].lanes, limit))
             yield RowPart(tasks, math.ceil(lanes / max(1, lanes_at_once)))
         else:

@@ -115,7 +115,7 @@ def claim_cells(assignment: Assignment, store: Store) -> LeaseRecord:
 
     Those of train-before-test are claimed lane by lane, so that several workers can share one.
     """
-    lanes = [f"/{lane}" for lane in range(assignment.study.max_lane_parts)]
+    lanes = [f"/{lane}" for lane in range(assignment.study.lanes_per_task)]
     if assignment.lane_part is not None:
         lanes = lanes[assignment.lane_part :: assignment.lane_parts]
     cell_keys = []

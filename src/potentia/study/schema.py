@@ -697,10 +697,10 @@ class Study(StrictRecord):
         return task_spec.samples.make_plan(self.seed)
 
     @property
-    def max_lane_parts(self) -> int:
-        """Into how many parts the fine-tunings of a task can be split: one for each learning rate and seed.
+    def lanes_per_task(self) -> int:
+        """How many lanes (fine-tunings that workers can share) a task has.
 
-        Full tuning is not divided.
+        One for each learning rate of the grid and each seed; 1 where all weights are tuned, as that is not shared.
         """
         if self.tuning.method == "full":
             return 1

@@ -137,7 +137,10 @@ class Tuning(StrictRecord):
     @model_validator(mode="before")
     @classmethod
     def _apply_recipe(cls, settings: Any) -> Any:
-        """Fill in the settings of the named recipe, where the study does not say them itself."""
+        """Fill in the settings of the recipe, or of full tuning, that the study does not name.
+
+        Named learning rates and epochs switch off the search for others.
+        """
         if not isinstance(settings, Mapping):
             return settings
         values: dict[str, Any] = {}
@@ -145,7 +148,6 @@ class Tuning(StrictRecord):
             values.update(PAPER_SETTINGS)
         elif settings.get("method") == "full":
             values.update(FULL_TUNING_SETTINGS)
-        # rates and epochs that a user names are kept as they are: nothing extends them
         if "learning_rates" in settings:
             values["rate_bounds"] = None
         if "epochs" in settings:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from potentia.tasks.subtask import TaskDocument
     from potentia.tasks.task import Task
 
-RUN_WORDS = 13
+NGRAM_WORDS = 13  # in a row, by which documents are found to repeat each other
 _WORD = re.compile(r"\w+")
 
 
@@ -65,14 +65,14 @@ def measure_overlap(task: Task) -> Overlap:
     for document, question in zip(train_documents, train_questions, strict=True):
         if question in asked_in_test:
             exact_ids.append(document.id)
-    runs_by_test_document = [_hash_word_runs(document) for document in test_documents]
-    test_runs: set[int] = set().union(*runs_by_test_document)
-    shared_runs: set[int] = set()
+    ngrams_by_test_document = [_hash_ngrams(document) for document in test_documents]
+    test_ngrams: set[int] = set().union(*ngrams_by_test_document)
+    shared_ngrams: set[int] = set()
     ngram_ids = []
     for document in train_documents:
-        common = test_runs & _hash_word_runs(document)
+        common = test_ngrams & _hash_ngrams(document)
         if common:
-            shared_runs |= common
+            shared_ngrams |= common
             ngram_ids.append(document.id)
     return Overlap(
         train=len(train_documents),
@@ -80,18 +80,18 @@ def measure_overlap(task: Task) -> Overlap:
         train_exact=len(exact_ids),
         test_exact=sum(question in asked_in_train for question in test_questions),
         train_ngram=len(ngram_ids),
-        test_ngram=sum(not runs.isdisjoint(shared_runs) for runs in runs_by_test_document),
+        test_ngram=sum(not ngrams.isdisjoint(shared_ngrams) for ngrams in ngrams_by_test_document),
         train_ids=frozenset(exact_ids) | frozenset(ngram_ids),
     )
 
 
-def _hash_word_runs(document: TaskDocument) -> set[int]:
-    """Return a hash of every run of thirteen words in every text column."""
+def _hash_ngrams(document: TaskDocument) -> set[int]:
+    """Return a hash of every n-gram of words (``NGRAM_WORDS`` in a row) in every text column."""
     hashes: set[int] = set()
     for text in _walk_texts(document.data):
         words = _WORD.findall(text.lower())
-        if len(words) >= RUN_WORDS:
-            shifted_words = [words[start:] for start in range(RUN_WORDS)]
+        if len(words) >= NGRAM_WORDS:
+            shifted_words = [words[start:] for start in range(NGRAM_WORDS)]
             hashes.update(map(hash, zip(*shifted_words, strict=False)))
     return hashes
 

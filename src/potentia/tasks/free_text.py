@@ -129,7 +129,10 @@ def _contains(written_words: Sequence[str], right_words: Sequence[str]) -> bool:
 
 
 def compute_rouge_l(written_words: Sequence[str], right_words: Sequence[str]) -> float:
-    """Return the F measure of the longest common subsequence of words, by the library of ROUGE's authors."""
+    """Return the F measure of the longest common subsequence of words.
+
+    It is computed by ``rouge_score``, Google's reimplementation of ROUGE.
+    """
     if not written_words or not right_words:
         return 0.0
     scores = _rouge_scorer().score(" ".join(right_words), " ".join(written_words))

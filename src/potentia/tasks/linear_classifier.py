@@ -28,7 +28,8 @@ INVERSE_REGULARIZATIONS = (1.0, 10.0, 100.0)  # scikit-learn's C; validation cho
 USUAL_INVERSE_REGULARIZATION = 10.0  # without validation, or with too many texts to try them all
 MAX_TEXTS_TO_TRY_ALL = 20_000
 MAX_FEATURES = 200_000
-ARRAY_NAMES = ("words", "idf", "coefficients", "intercepts", "classes", "strength")  # in a file
+# The arrays of a file; ``strength`` is the inverse regularisation, under the name that it had in the first files.
+ARRAY_NAMES = ("words", "idf", "coefficients", "intercepts", "classes", "strength")
 _TOKEN = r"\w+|[^\w\s]"
 
 
@@ -110,7 +111,7 @@ class LinearTextClassifier:
         return [self.classes[int(position)] for position in best_positions]
 
     def save(self, target_file: Path) -> None:
-        """Write the classifier to a file as arrays; there, the inverse regularisation is named ``strength``."""
+        """Write the classifier to a file as the arrays of ``ARRAY_NAMES``."""
         with target_file.open("wb") as stream:
             np.savez_compressed(
                 stream,

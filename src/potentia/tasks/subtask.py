@@ -98,7 +98,10 @@ class Prompt:
 
 
 class Subtask:
-    """An lm-eval task bound to its public splits. Documents are plain dicts, as lm-eval's functions take them."""
+    """An lm-eval task bound to its public splits: train, validation and test as the benchmark publishes them.
+
+    Documents are plain dicts, as lm-eval's functions take them.
+    """
 
     def __init__(
         self, definition: Mapping[str, Any], datasets_by_split: Mapping[str, Dataset]
