@@ -70,7 +70,7 @@ def find_price(stated_price: str | None, device: str) -> Price | None:
     """Return the price of a device: the stated one, else that of the user's configuration; None if there is none.
 
     Of the configuration's keys the device itself (``cuda:0``) goes before its kind (``cuda``), and that before ``any``.
-    ``device`` is the device that computes: ``auto``, which is not yet resolved to one, finds the price of ``any`` alone.
+    ``device`` is the device that computes: ``auto``, not resolved to one yet, finds the price of ``any`` alone.
     """
     if stated_price:
         return parse_price(stated_price)
