@@ -42,10 +42,11 @@ class ModelSplit:
 
     def to_points(self, cohort: Cohort, values: Floats) -> tuple[Points, ...]:
         """Return both sides' values against compute."""
-        return tuple(
-            Points(side_name, cohort.compute[mask], values[mask], cohort.select_names(mask))
-            for side_name, mask in self.sides()
-        )
+        points = []
+        for label, mask in self.sides():
+            names = cohort.select_names(mask)
+            points.append(Points(label, cohort.compute[mask], values[mask], names))
+        return tuple(points)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,16 +66,19 @@ class Cohort:
         Models without compute are left out.
         """
         rows = [record for record in records if record.get("compute")]
-        other_columns = sorted(set().union(*rows) - {"model", "family", "compute"})
+        all_columns: set[str] = set().union(*rows)
         columns = {}
-        for column in other_columns:
+        for column in sorted(all_columns - {"model", "family", "compute"}):
             columns[column] = tuple(_to_text(row.get(column)) for row in rows)
         unknown_dates = ("",) * len(rows)
+        dates = columns.get("trained", unknown_dates)
+        compute = [row["compute"] for row in rows]
         return cls(
             models=tuple(row["model"] for row in rows),
-            compute=np.array([row["compute"] for row in rows], dtype=np.float64),
+            compute=np.array(compute, dtype=np.float64),
+            # a model of unknown family is a family of its own
             family=tuple(row.get("family") or row["model"] for row in rows),
-            trained=tuple(date[:7] for date in columns.get("trained", unknown_dates)),
+            trained=tuple(date[:7] for date in dates),  # the month alone
             columns=columns,
         )
 
@@ -125,21 +129,25 @@ class Cohort:
                 hint="add their parameters and training tokens to the facts (--facts models.csv)",
             )
         positions = [index[model] for model in models]
+        trained: tuple[str, ...] = ()
+        if self.trained:
+            trained = select_positions(self.trained, positions)
+        columns = {}
+        for column, values in self.columns.items():
+            columns[column] = select_positions(values, positions)
         return Cohort(
             models=tuple(models),
             compute=self.compute[positions],
             family=select_positions(self.family, positions),
-            trained=select_positions(self.trained, positions) if self.trained else (),
-            columns={
-                column: select_positions(values, positions)
-                for column, values in self.columns.items()
-            },
+            trained=trained,
+            columns=columns,
         )
 
     def split_by_month(self, cutoff: str) -> ModelSplit:
         """Split by training month: N = 1 for models trained in ``cutoff`` ("2023-11") or later."""
-        is_unknown = np.array([not date for date in self.trained], dtype=bool)
-        undated = self.select_names(is_unknown) if self.trained else ()
+        undated = [
+            model for model, date in zip(self.models, self.trained, strict=False) if not date
+        ]
         if not self.trained or undated:
             raise InputError(
                 f"no training date known for {', '.join(undated[:5]) or 'these models'}",
@@ -151,8 +159,11 @@ class Cohort:
     def split_by_exposure(self, task: str) -> ModelSplit:
         """Split by what the facts say of exposure: N = 1 where the column ``exposure`` (a;b;c) names the task."""
         benchmark = TaskName(task).base
-        cells = self.columns.get("exposure", ("",) * len(self.models))
-        is_exposed = [benchmark in map(str.strip, cell.split(";")) for cell in cells]
+        nothing_known = ("",) * len(self.models)
+        is_exposed = []
+        for cell in self.columns.get("exposure", nothing_known):
+            tasks_seen = map(str.strip, cell.split(";"))
+            is_exposed.append(benchmark in tasks_seen)
         members = np.array(is_exposed, dtype=bool)
         if not members.any() or members.all():
             raise InputError(
@@ -200,7 +211,9 @@ def plot_against_compute(
 
 def _to_text(value: Any) -> str:
     is_nan = value != value
-    return "" if value is None or is_nan else str(value)
+    if value is None or is_nan:
+        return ""
+    return str(value)
 
 
 # --- scores of one task, before and after ---------------------------------------------------------------------------
@@ -253,17 +266,24 @@ def pair_scores(
         scores_before = before.values[:, index]
         scores_after = after.values[:, index]
         has_both = np.isfinite(scores_before) & np.isfinite(scores_after)
-        pairs.append(
-            ScorePair(
-                task=task,
-                cohort=cohort.select(list(compress(models, has_both))),
-                before=scores_before[has_both],
-                after=scores_after[has_both],
-                chance=chance if isinstance(chance, (int, float)) else chance.get(task, 0.0),
-                higher_is_better=before.higher_is_better[index],
-            )
+        models_with_both = list(compress(models, has_both))
+        pair = ScorePair(
+            task=task,
+            cohort=cohort.select(models_with_both),
+            before=scores_before[has_both],
+            after=scores_after[has_both],
+            chance=_find_chance(chance, task),
+            higher_is_better=before.higher_is_better[index],
         )
+        pairs.append(pair)
     return tuple(pairs)
+
+
+def _find_chance(chance: Mapping[str, float] | float, task: str) -> float:
+    """Return the score of a guess on a task: one for all tasks, or by task; 0 where it is not known."""
+    if isinstance(chance, Mapping):
+        return chance.get(task, 0.0)
+    return chance
 
 
 def take_better_scores(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
@@ -292,12 +312,13 @@ def explain_unpaired(
     models_before = _list_scored_models(before, task)
     models_after = _list_scored_models(after, task)
     without_after = drop_names_in(models_before, models_after)
+    without_before = drop_names_in(models_after, models_before)
+    with_both = drop_names_in(models_before, without_after)
+    without_compute = drop_names_in(with_both, cohort.models)
     names_by_reason = {
         f"no score {after.protocol.phrase}": without_after,
-        f"no score {before.protocol.phrase}": drop_names_in(models_after, models_before),
-        "no compute known (parameters and tokens, --facts)": drop_names_in(
-            models_before, {*without_after, *cohort.models}
-        ),
+        f"no score {before.protocol.phrase}": without_before,
+        "no compute known (parameters and tokens, --facts)": without_compute,
     }
     return {reason: tuple(names) for reason, names in names_by_reason.items() if names}
 

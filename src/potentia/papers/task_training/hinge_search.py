@@ -53,22 +53,26 @@ def search_hinges(log_flops: Floats, outcomes: Floats, group: Floats | None) -> 
     outcomes = outcomes[:, order]
     group_values = np.zeros_like(centred) if group is None else group[order]
     starts = _list_piece_starts(centred)
-    candidates = _join_candidates(
-        [  # of fits that are equally good, the first is chosen: the plainest
-            _fit_flat(outcomes, group_values),
-            _fit_level(outcomes, group_values),
-            _fit_pieces(centred, outcomes, group_values, starts),
-            _fit_at_points(centred, outcomes, group_values, centred[starts]),
-        ]
-    )
-    chosen = (np.arange(len(outcomes)), _find_first_best(candidates, outcomes))
+    # of fits that are equally good, the first is chosen, so the plainest ones come first
+    flat = _fit_flat(outcomes, group_values)
+    level = _fit_level(outcomes, group_values)
+    pieces = _fit_pieces(centred, outcomes, group_values, starts)
+    at_points = _fit_at_points(centred, outcomes, group_values, centred[starts])
+    candidates = _join_candidates([flat, level, pieces, at_points])
+    draws = np.arange(len(outcomes))
+    best = _find_first_best(candidates, outcomes)
     return HingeBatch(
-        slope=candidates.slope[chosen],
-        emergence=candidates.emergence[chosen] + centre,
-        effect=candidates.effect[chosen],
-        rss=candidates.rss[chosen],
-        level=candidates.level[chosen],
+        slope=candidates.slope[draws, best],
+        emergence=candidates.emergence[draws, best] + centre,
+        effect=candidates.effect[draws, best],
+        rss=candidates.rss[draws, best],
+        level=candidates.level[draws, best],
     )
+
+
+def _sum_squares(outcomes: Floats) -> Floats:
+    """Return the sum of squares of each draw: (draws,)."""
+    return np.asarray(np.einsum("bn,bn->b", outcomes, outcomes))
 
 
 def _join_candidates(candidates: Sequence[HingeCandidates]) -> HingeCandidates:
@@ -88,7 +92,7 @@ def _find_first_best(candidates: HingeCandidates, outcomes: Floats) -> npt.NDArr
     A level line fits as well as one that rises by 10⁻¹⁸, and its point of emergence is −∞, not −10¹⁶.
     """
     residual_squares = np.where(candidates.slope >= 0, candidates.rss, np.inf)
-    total = np.einsum("bn,bn->b", outcomes, outcomes)[:, None]
+    total = _sum_squares(outcomes)[:, None]
     least = residual_squares.min(axis=1, keepdims=True)
     is_best = residual_squares <= least + ROUNDING_SHARE * total
     return np.asarray(np.argmax(is_best, axis=1))
@@ -111,7 +115,9 @@ def linear_basis(log_flops: Floats, emergence: Floats, group: Floats | None) -> 
     above_from = np.where(np.isnan(emergence), np.inf, emergence)[:, None]
     is_above = log_flops[None, :] > above_from
     is_rising = is_above & np.isfinite(above_from)  # a level line has no slope
-    columns = [np.where(is_rising, centred[None, :], 0.0), is_above.astype(np.float64)]
+    rise = np.where(is_rising, centred[None, :], 0.0)
+    level = is_above.astype(np.float64)
+    columns = [rise, level]
     if group is not None:
         columns.append(np.broadcast_to(group, is_above.shape).astype(np.float64))
     return np.stack(columns, axis=2)
@@ -119,38 +125,44 @@ def linear_basis(log_flops: Floats, emergence: Floats, group: Floats | None) -> 
 
 def predict_above_chance(log_flops: Floats, hinges: HingeBatch, group: Floats | None) -> Floats:
     """Return the fitted values above chance: (draws, models)."""
-    above_from = np.where(np.isfinite(hinges.emergence), hinges.emergence, log_flops.max())[:, None]
-    predicted_rise = (
-        hinges.slope[:, None] * np.maximum(0.0, log_flops[None, :] - above_from)
-        + hinges.level[:, None]
-    )
+    # a hinge that rises nowhere, or has no slope, rises from beyond the largest compute
+    rises_from = np.where(np.isfinite(hinges.emergence), hinges.emergence, log_flops.max())
+    distance_above = np.maximum(0.0, log_flops[None, :] - rises_from[:, None])
+    without_group = hinges.slope[:, None] * distance_above + hinges.level[:, None]
     if group is None:
-        return predicted_rise
-    return predicted_rise + hinges.effect[:, None] * group[None, :]
+        return without_group
+    return without_group + hinges.effect[:, None] * group[None, :]
 
 
 def _list_piece_starts(log_flops: Floats) -> list[int]:
     """Return the first index of every piece that keeps enough distinct values at or above it; they are sorted."""
-    firsts = np.flatnonzero(np.r_[True, np.diff(log_flops) > 0])
-    return list(firsts[: len(firsts) - MIN_ABOVE + 1].tolist())
+    is_new_value = np.r_[True, np.diff(log_flops) > 0]
+    first_indices = np.flatnonzero(is_new_value)
+    piece_count = len(first_indices) - MIN_ABOVE + 1
+    return list(first_indices[:piece_count].tolist())
 
 
 def _fit_pieces(
     log_flops: Floats, outcomes: Floats, group_values: Floats, starts: list[int]
 ) -> HingeCandidates:
     """Fit a + α·compute above each start, θ·N everywhere; keep the fits whose c = −a/α lies in their own piece."""
-    is_above = np.arange(len(log_flops))[None, :] >= np.asarray(starts)[:, None]  # (pieces, models)
-    columns = [is_above * 1.0, is_above * log_flops, np.broadcast_to(group_values, is_above.shape)]
-    design = np.stack(columns, axis=1)  # (pieces, 3, models)
+    models = np.arange(len(log_flops))
+    is_above = models[None, :] >= np.asarray(starts)[:, None]  # (pieces, models)
+    group_by_piece = np.broadcast_to(group_values, is_above.shape)
+    # (pieces, 3, models): the columns of a, α and θ
+    design = np.stack([is_above * 1.0, is_above * log_flops, group_by_piece], axis=1)
     cross_products = np.einsum("pin,bn->bpi", design, outcomes)
-    inverse = np.linalg.pinv(np.einsum("pin,pjn->pij", design, design), hermitian=True)
-    coefficients = np.einsum("pij,bpj->bpi", inverse, cross_products)
+    normal_matrices = np.einsum("pin,pjn->pij", design, design)
+    inverses = np.linalg.pinv(normal_matrices, hermitian=True)
+    coefficients = np.einsum("pij,bpj->bpi", inverses, cross_products)
+    intercept = coefficients[:, :, 0]
     slope = coefficients[:, :, 1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        emergence = -coefficients[:, :, 0] / slope
-    lower = np.array([log_flops[start - 1] if start > 0 else -np.inf for start in starts])
+        emergence = -intercept / slope
+    below_models = np.append(-np.inf, log_flops)  # shifted by one: the compute below each model's
+    lower = below_models[starts]
     upper = log_flops[starts]
-    total = np.einsum("bn,bn->b", outcomes, outcomes)[:, None]
+    total = _sum_squares(outcomes)[:, None]
     residual_squares = total - np.einsum("bpi,bpi->bp", coefficients, cross_products)
     is_valid = (slope > 0) & (emergence >= lower) & (emergence <= upper)
     return HingeCandidates(
@@ -173,15 +185,16 @@ def _fit_at_points(
     rise_by_outcome = outcomes @ rises.T
     group_by_outcome = (outcomes @ group_values)[:, None]
     if group_squares > 0:
-        determinant = rise_squares * group_squares - rise_by_group**2
-        is_regular = determinant > 1e-12 * np.maximum(rise_squares * group_squares, 1e-300)
+        product = rise_squares * group_squares
+        determinant = product - rise_by_group**2
+        is_regular = determinant > 1e-12 * np.maximum(product, 1e-300)
         divisor = np.where(is_regular, determinant, np.inf)
         slope = (group_squares * rise_by_outcome - rise_by_group * group_by_outcome) / divisor
         effect = (rise_squares * group_by_outcome - rise_by_group * rise_by_outcome) / divisor
     else:
         slope = rise_by_outcome / np.where(rise_squares > 0, rise_squares, np.inf)
         effect = np.zeros_like(rise_by_outcome)
-    total = np.einsum("bn,bn->b", outcomes, outcomes)[:, None]
+    total = _sum_squares(outcomes)[:, None]
     return HingeCandidates(
         slope=slope,
         emergence=np.broadcast_to(points, slope.shape),
@@ -197,12 +210,11 @@ def _fit_level(outcomes: Floats, group_values: Floats) -> HingeCandidates:
     Its slope is 0, or −1 where the level is below chance: such a fit is never chosen.
     """
     design = np.stack([np.ones_like(group_values), group_values])
-    coefficients = (
-        outcomes @ design.T @ np.linalg.pinv(design @ design.T, hermitian=True)
-    )  # (draws, 2)
-    residual_squares = np.einsum("bn,bn->b", outcomes, outcomes) - np.einsum(
-        "bi,bi->b", coefficients, outcomes @ design.T
-    )
+    cross_products = outcomes @ design.T  # (draws, 2)
+    inverse = np.linalg.pinv(design @ design.T, hermitian=True)
+    coefficients = cross_products @ inverse  # (draws, 2): the level, and θ
+    explained_squares = np.einsum("bi,bi->b", coefficients, cross_products)
+    residual_squares = _sum_squares(outcomes) - explained_squares
     level = coefficients[:, :1]
     return HingeCandidates(
         slope=np.where(level > 0, 0.0, -1.0),
@@ -217,8 +229,10 @@ def _fit_flat(outcomes: Floats, group_values: Floats) -> HingeCandidates:
     """Fit no rise at all: θ·N alone. The answer where every hinge would fall with compute."""
     group_squares = float(group_values @ group_values)
     group_by_outcome = (outcomes @ group_values)[:, None]
-    effect = group_by_outcome / group_squares if group_squares > 0 else np.zeros((len(outcomes), 1))
-    total = np.einsum("bn,bn->b", outcomes, outcomes)[:, None]
+    effect = np.zeros((len(outcomes), 1))
+    if group_squares > 0:
+        effect = group_by_outcome / group_squares
+    total = _sum_squares(outcomes)[:, None]
     return HingeCandidates(
         slope=np.zeros_like(effect),
         emergence=np.full_like(effect, np.nan),
