@@ -698,7 +698,7 @@ class Study(StrictRecord):
 
     @property
     def lanes_per_task(self) -> int:
-        """How many lanes (fine-tunings that workers can share) a task has.
+        """How many fine-tunings of a task workers can share.
 
         One for each learning rate of the grid and each seed; 1 where all weights are tuned, as that is not shared.
         """
