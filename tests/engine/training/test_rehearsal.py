@@ -11,6 +11,7 @@ import torch
 
 from lane_models import NO_ADAPTERS, examples, tiny
 from potentia.engine.layers import lane_layers
+from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.layers.adapter_methods import find_adapter_method
 from potentia.engine.operations import plain
 from potentia.engine.proof import rehearsal
@@ -240,3 +241,23 @@ def test_slower_forms_follow_in_order() -> None:
         _list_forms_to_try({TrainingForm.PADDED: refused}, may_pack=False)
         == tuple(TrainingForm)[3:]
     )
+
+
+def test_a_slot_whose_numbers_change_or_change_places_has_another_checksum() -> None:
+    bank = AdapterBank(tiny("llama"), LoraConfig(r=4, dropout=0.0, targets=("q_proj",)), 2)
+    bank.make_up_adapters()
+    before = rehearsal._checksums_of_slots(bank)
+    bank.weights[0, 7] = torch.nextafter(bank.weights[0, 7], torch.tensor(9.0))
+    assert rehearsal._checksums_of_slots(bank)[1:] == before[1:]
+    assert rehearsal._checksums_of_slots(bank)[0] != before[0]
+    bank.weights[1, :2] = bank.weights[1, :2].flip(0)
+    assert rehearsal._checksums_of_slots(bank)[1] != before[1]
+
+
+def test_a_fresh_adapter_is_the_same_whoever_changed_the_one_before() -> None:
+    bank = AdapterBank(tiny("llama"), LoraConfig(r=4, dropout=0.0, targets=("q_proj",)), 1)
+    first = bank.fresh_row(3)
+    expected = first.clone()
+    first.zero_()
+    assert torch.equal(bank.fresh_row(3), expected)
+    assert not torch.equal(bank.fresh_row(4), expected)

@@ -155,6 +155,7 @@ class AdapterBank:
         # requires grad so that autograd calls our backward passes although all weights are frozen
         self.anchor = torch.zeros((), requires_grad=True, device=self.device)
         self._draw_order = _order_of_draws(model, self.sites, targets)
+        self._drawn_row: tuple[int, Tensor] | None = None  # the last fresh row, by its seed
         self.stacked_at: dict[int, tuple[str, str]] = {}  # site → module's and parameter's name
         self._frozen = ExitStack()
         # Before the forwards are made, which hold transposed weights: autograd would record the transpose of a weight
@@ -233,11 +234,17 @@ class AdapterBank:
             self.work[slot].copy_(self.weights[slot] * self.scales)
 
     def fresh_row(self, seed: int) -> Tensor:
-        """Draw a new adapter's flat row from the seed alone, as PEFT draws it."""
+        """Draw a new adapter's flat row from the seed alone, as PEFT draws it.
+
+        The last one is kept: lanes of a row have one seed, and each begins twice, once in the rehearsal.
+        """
+        if self._drawn_row is not None and self._drawn_row[0] == seed:
+            return self._drawn_row[1].clone()
         row = torch.zeros(1, self.width)
         stream = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
         for adapter_site in self._draw_order:
             self.method.draw_start(self, row, adapter_site, stream)
+        self._drawn_row = seed, row[0].clone()
         return row[0]
 
     def peft_state(self, row: Tensor) -> dict[str, Tensor]:
