@@ -1,6 +1,6 @@
 """How fast a row of 24 fine-tunings is on the architectures that people choose between, beside one PEFT process.
 
-    python bench/lanes_by_architecture.py --together 4 --budget 540 --out $OUT/rows.jsonl # on a GPU, in bfloat16
+    python bench/lanes_by_architecture.py --budget 540 --out $OUT/rows.jsonl # on a GPU, in bfloat16
     python bench/lanes_by_architecture.py --only olmo2-1b qwen3.5-0.8b --profile  # two, and their slowest kernels
     python bench/lanes_by_architecture.py --measured rows.jsonl --out more.jsonl # those that the file has not
     python bench/lanes_by_architecture.py --device cpu --tiny # tries the script itself
@@ -11,7 +11,8 @@ plain PEFT, one fine-tuning after another, on padded batches: its row is the tim
 ``all-linear`` reaches no stacked experts, so models that have them get a second peer with the adapters of our row.
 
 Each model has a process of its own, so that one that fails takes no other along; with ``--together`` some are checked
-at the same time, and timed one after another. What was measured is printed and appended to ``--out`` as soon as it is
+at the same time on an equal share of the memory, and timed one after another. One that had to be timed while others
+were still being checked says so, and reaches no bar: of four at once on an H200 few were ready in time. What was measured is printed and appended to ``--out`` as soon as it is
 known, a JSON line for ours and one more with the peer. The ``--budget`` of seconds is shared out between the models
 that are left, those with an open question first. Bars are printed beside the figures.
 
@@ -287,6 +288,8 @@ class Bar:
 
     def is_reached(self, figures: dict[str, Any]) -> bool | None:
         """Return whether figures reach it; None where nothing is asked, or what is asked was not measured."""
+        if not figures.get("is_alone", True):
+            return None
         answers: list[bool] = []
         most_ms = self.find_most_ms()
         asked = (
@@ -450,6 +453,7 @@ class Turns:
         self._preparing = context.Value("i", count, lock=False)
         self._timing = context.Lock()
         self._has_turn = False  # this process
+        self.is_alone = True  # whether all others were ready when this process began to time
 
     def end_preparing(self) -> None:
         """Count a process that is ready, or has failed."""
@@ -464,7 +468,9 @@ class Turns:
         self._has_turn = True
         self.end_preparing()
         with self._changed:
-            self._changed.wait_for(lambda: self._preparing.value <= 0, LONGEST_WAIT)
+            self.is_alone = self._changed.wait_for(
+                lambda: self._preparing.value <= 0, LONGEST_WAIT
+            )
         self._timing.acquire()
 
     def end_timing(self) -> None:
@@ -525,6 +531,7 @@ def measure_row(model: Any, setting: Setting, turns: Turns) -> dict[str, Any]:
     seconds = marks[last_timed] - marks[first_timed]
     figures["step_ms"] = round(1e3 * seconds / setting.timed_steps, 1)
     figures["tokens"] = round(statistics.mean(token_counts))
+    figures["is_alone"] = turns.is_alone
     if device.type == "cuda":
         figures["memory_gb"] = round(torch.cuda.max_memory_allocated() / BYTES_OF_GB, 1)
     if profiler is not None:
@@ -757,6 +764,8 @@ def describe_figures(figures: dict[str, Any]) -> str:
     """Return a row of the table, with what is asked of the model and whether it is reached."""
     name = str(figures["model"])
     columns = [str(figures.get(column, "–")) for column in COLUMNS]
+    if not figures.get("is_alone", True):
+        columns[1] += " (beside others)"
     on_experts = figures.get("ratio_on_experts")
     if on_experts is not None:
         columns[-1] += f" ({on_experts} with adapters on experts)"

@@ -98,6 +98,7 @@ def test_bars_are_held_against_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bar.is_reached({"ratio": 23.9}) is False
     assert bar.is_reached({"step_ms": 3.0}) is None
     assert bench.Bar().is_reached({"ratio": 25.8}) is None
+    assert bar.is_reached({"ratio": 25.8, "is_alone": False}) is None
     scans = bench.BARS["qwen3.5-0.8b"]
     assert scans.is_reached({"step_ms": 880})
     monkeypatch.setattr(bench, "find_spec", lambda name: name)
