@@ -60,7 +60,7 @@ def study(folder: Path, store: str) -> Study:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_cluster_gives_the_scores_of_one_process(cluster, tmp_path: Path):
     here, there = study(tmp_path, "here.db"), study(tmp_path, "there.db")
     assert run_study(here).computed == 4
