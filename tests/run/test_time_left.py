@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from potentia.run import (
     describe_time_left,
     plan_study,
 )
+from potentia.run.cost import count_work, find_parameters
 from potentia.run.plan import Assignment
 from potentia.run.progress import DOCUMENTS, STEPS, CellName, RowProgress
 from potentia.run.time_left import RowState
@@ -53,6 +55,27 @@ def measure_share(
     for model, row in work._rows.items():
         work_done += row.count_done(ended, [state for state in states if state.model == model])
     return work_done / sum(row.total for row in work._rows.values())
+
+
+@pytest.mark.parametrize(("method", "train_factor"), [("lora", 2), ("full", 3)])
+def test_full_tuning_also_computes_the_gradients_of_weights(
+    plan: StudyPlan, method: str, train_factor: int
+) -> None:
+    tuning = plan.study.tuning.model_copy(update={"method": method})
+    planned = replace(plan, study=plan.study.model_copy(update={"tuning": tuning}))
+    cells = count_work(planned)
+    assert any(cell.train_tokens for cell in cells)
+    for cell in cells:
+        row = next(row for row in planned.rows if row.model.name == cell.model)
+        scored_tokens = train_factor * cell.train_tokens + cell.score_tokens
+        if cell.train_tokens:
+            assert cell.work_in_scored_tokens == scored_tokens
+        assert cell.flops == pytest.approx(2 * find_parameters(row.model) * scored_tokens)
+    work = WorkLeft.count(planned)
+    assert work is not None
+    assert sum(row.total for row in work._rows.values()) == pytest.approx(
+        sum(cell.flops for cell in cells)
+    )
 
 
 def test_steps_count_before_any_cell_has_ended(plan: StudyPlan) -> None:

@@ -41,6 +41,7 @@ ROOM_PER_PARAMETER = 6.0
 # Bytes of activations per token and √parameter: half as much again as the layers of five models keep.
 ROOM_PER_TOKEN = 44.0
 PASS_TOKENS = 20_000
+SCORING_FLOPS = 2  # for a token and a parameter
 # Bytes per weight, averaged with embeddings and head, which keep their dtype.
 FEW_BYTES = {"8bit": 1.2, "4bit": 0.75}
 GGUF_BYTES = 0.65  # per weight, as most files on the hub have them
@@ -60,6 +61,21 @@ class CellWork:
     flops: float  # NaN where the size is unknown
     seconds: float = float("nan")
     sampled_tokens: float = 0.0  # of those scored, the samples of pass@k
+    train_factor: float = 2.0  # the work of learning from a token over that of scoring one
+
+    @property
+    def work_in_scored_tokens(self) -> float:
+        """The tokens whose scoring alone would be as much work."""
+        return self.train_factor * self.train_tokens + self.score_tokens
+
+
+def find_train_factor(method: str) -> float:
+    """Return the work of learning from a token over that of scoring one, by the ``method`` of a tuning.
+
+    Scoring goes forward: 2 FLOPs a parameter. Gradients of the activations are as much again. Those of the weights are
+    another 2 where all weights are tuned, 6 in all; the few of adapters do not count.
+    """
+    return 3.0 if method == "full" else 2.0
 
 
 @dataclass(frozen=True)
@@ -106,15 +122,12 @@ class StudyCost:
 
 
 def describe_extra_work(cells: Sequence[CellWork]) -> str:
-    """Say which share of the work blind twins and samples take; empty where there are none.
-
-    Learning from a token takes twice the work of scoring it.
-    """
-    total = sum(2 * cell.train_tokens + cell.score_tokens for cell in cells)
+    """Say which share of the work blind twins and samples take; empty where there are none."""
+    total = sum(cell.work_in_scored_tokens for cell in cells)
     blind = 0.0
     for cell in cells:
         if TaskName(cell.task).sighted is not None:
-            blind += 2 * cell.train_tokens + cell.score_tokens
+            blind += cell.work_in_scored_tokens
     sampled = sum(cell.sampled_tokens for cell in cells)
     parts = []
     if blind:
@@ -131,6 +144,7 @@ class _TuningWork:
     lanes: float = 0.0
     train_tokens: float = 0.0
     validation_tokens: float = 0.0
+    train_factor: float = 2.0
 
 
 class _TokenCounts:
@@ -173,19 +187,20 @@ def count_work(study_plan: StudyPlan) -> list[CellWork]:
             samples = study_plan.tasks.by_name[cell.task].samples
             sampled_tokens = test_tokens * samples.count if samples is not None else 0.0
             score_tokens = test_tokens + sampled_tokens + tuning_work.validation_tokens
-            all_work.append(
-                CellWork(
-                    model=row.model.name,
-                    task=cell.task,
-                    protocol=cell.protocol,
-                    finished=cell.finished,
-                    lanes=tuning_work.lanes,
-                    train_tokens=tuning_work.train_tokens,
-                    score_tokens=score_tokens,
-                    flops=parameters * (4 * tuning_work.train_tokens + 2 * score_tokens),
-                    sampled_tokens=sampled_tokens,
-                )
+            cell_work = CellWork(
+                model=row.model.name,
+                task=cell.task,
+                protocol=cell.protocol,
+                finished=cell.finished,
+                lanes=tuning_work.lanes,
+                train_tokens=tuning_work.train_tokens,
+                score_tokens=score_tokens,
+                flops=math.nan,
+                sampled_tokens=sampled_tokens,
+                train_factor=tuning_work.train_factor,
             )
+            flops = SCORING_FLOPS * parameters * cell_work.work_in_scored_tokens
+            all_work.append(replace(cell_work, flops=flops))
     return all_work
 
 
@@ -205,6 +220,7 @@ def _count_task_tuning(
         lanes=lanes,
         train_tokens=token_counts.count(task_name, "train") * epochs * passes_per_epoch * lanes,
         validation_tokens=token_counts.count(task_name, "validation") * (epochs * lanes + 1),
+        train_factor=find_train_factor(tuning.method),
     )
 
 
@@ -229,6 +245,7 @@ def _count_adjustment(
         lanes=counted_lanes,
         train_tokens=train_tokens / len(adjusted_cells),
         validation_tokens=token_counts.count(cell.task, "validation") * (lanes + 1),
+        train_factor=find_train_factor(recipe.method),
     )
 
 
@@ -400,11 +417,15 @@ def find_parameters(model: ModelSpec) -> float:
     facts = models().find(model.name) or models().find(model.source)
     if facts is not None and facts.parameters:
         return facts.parameters
-    return _count_stored_weights(model) or math.nan
+    return _estimate_parameter_count(model) or math.nan
 
 
-def _count_stored_weights(model: ModelSpec) -> float:
-    """Return the weights in a folder's files: as their headers say, else by their size in 16 bits."""
+def _estimate_parameter_count(model: ModelSpec) -> float:
+    """Estimate the parameter count of a GGUF file or of a model folder; 0 where it has no weights.
+
+    A folder is counted by the headers of its safetensors files, else by the size of its files: GGUF at ``GGUF_BYTES`` a
+    weight, all others at 2 bytes.
+    """
     source = Path(model.source).expanduser()
     if source.is_file():
         return source.stat().st_size / GGUF_BYTES

@@ -19,7 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from potentia.run.cost import estimate_tokens, find_parameters
+from potentia.run.cost import (
+    SCORING_FLOPS,
+    estimate_tokens,
+    find_parameters,
+    find_train_factor,
+)
 from potentia.run.encoders import count_encoder_examples
 
 if TYPE_CHECKING:
@@ -42,7 +47,6 @@ FIRST_PASS_SECONDS = 1.0  # beyond its arithmetic, of a model's first fine-tunin
 SCORING_CHECK_TOKENS = 4_000.0
 TRAINING_CHECK_TOKENS = 4_000.0
 SLOWER_TRAINING = 2.0  # times that a token takes longer to learn from than to score
-ENCODER_FLOPS = 6  # a parameter and token of a full fine-tuning
 STARTING_WORK = ("load", "check", "compile")  # kinds of work that a model's first round does
 
 
@@ -100,7 +104,7 @@ class CandidatePace:
     @classmethod
     def from_flops(cls, parameters: float, flops_per_second: float) -> CandidatePace:
         """Return the pace that the machine's matrix products suggest."""
-        score_token = 2 * parameters / flops_per_second
+        score_token = SCORING_FLOPS * parameters / flops_per_second
         return cls(
             score_token=score_token,
             train_token=SLOWER_TRAINING * score_token,
@@ -179,7 +183,8 @@ class RaceClock:
             paces[row.name] = CandidatePace.from_flops(find_parameters(row), flops_per_second)
         encoder_token = 0.0
         for row in encoders:
-            encoder_token += ENCODER_FLOPS * find_parameters(row) / flops_per_second
+            encoder_flops = SCORING_FLOPS * find_train_factor("full") * find_parameters(row)
+            encoder_token += encoder_flops / flops_per_second
         return cls(FoldTokens.count(task), paces, dict(paces), encoder_token)
 
     def recount_tokens(self, task: Task) -> None:

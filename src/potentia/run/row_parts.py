@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potentia.run.cost import count_exposure_tokens, count_work, find_parameters
+from potentia.run.cost import (
+    SCORING_FLOPS,
+    count_exposure_tokens,
+    count_work,
+    find_parameters,
+    find_train_factor,
+)
 from potentia.run.plan import Assignment, CellPlan, Row, StudyPlan
 from potentia.run.progress import name_lanes_folder
 from potentia.run.recipe import LanesBeginning
@@ -294,9 +300,9 @@ def _estimate_seconds(
 ) -> dict[str, dict[str, TaskSeconds]]:
     """Estimate the seconds of what is left, by row and task."""
     tuning = study_plan.study.tuning
-    flops = FLOPS["cuda"]
+    flops_per_second = FLOPS["cuda"]
     if device == "cpu":
-        flops = FLOPS["cpu"] * max(1, assignments[0].threads)
+        flops_per_second = FLOPS["cpu"] * max(1, assignments[0].threads)
     grid_share = len(tuning.learning_rates) / tuning.expected_lanes
     parameters = {
         assignment.model.name: _guess_parameters(assignment.row) for assignment in assignments
@@ -305,8 +311,10 @@ def _estimate_seconds(
     for cell_work in count_work(study_plan):
         if cell_work.finished or cell_work.model not in by_row:
             continue
-        tokens = 4 * cell_work.train_tokens + 2 * cell_work.score_tokens
-        seconds = parameters[cell_work.model] * tokens / flops
+        flops_of_cell = (
+            SCORING_FLOPS * parameters[cell_work.model] * cell_work.work_in_scored_tokens
+        )
+        seconds = flops_of_cell / flops_per_second
         before = by_row[cell_work.model].get(cell_work.task, TaskSeconds())
         task_seconds = replace(before, total=before.total + seconds)
         if cell_work.protocol == TRAIN_BEFORE_TEST:
@@ -319,12 +327,18 @@ def _estimate_seconds(
                 shortest_lane=0.0 if device == "cpu" else STEP_SECONDS * updates,
             )
         by_row[cell_work.model][cell_work.task] = task_seconds
-    exposure_tokens = count_exposure_tokens(study_plan)
+    exposure = study_plan.study.treat
+    flops_per_exposure_parameter = 0.0
+    if exposure is not None:
+        train_factor = find_train_factor(exposure.make_tuning(tuning).method)
+        flops_per_exposure_parameter = (
+            SCORING_FLOPS * train_factor * count_exposure_tokens(study_plan)
+        )
     for assignment in assignments:
         model_name = assignment.model.name
         if assignment.model.copy_of is not None:  # it is made first
-            seconds = 4 * parameters[model_name] * exposure_tokens / flops
-            by_row[model_name][MAKING_A_COPY] = TaskSeconds(seconds)
+            flops_of_copy = flops_per_exposure_parameter * parameters[model_name]
+            by_row[model_name][MAKING_A_COPY] = TaskSeconds(flops_of_copy / flops_per_second)
     return by_row
 
 

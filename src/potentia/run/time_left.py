@@ -88,7 +88,9 @@ class RowWork:
     ``training``.
     """
 
-    scoring: Mapping[CellName, float]  # FLOPs, or tokens where the size of a model is unknown
+    scoring: Mapping[
+        CellName, float
+    ]  # FLOPs, or scored tokens where the size of a model is unknown
     training: Mapping[CellName, float]  # in the same unit
     steps: float  # of all fine-tunings together
 
@@ -274,14 +276,13 @@ def _count_parts(states_by_model: Mapping[str, list[RowState]]) -> int:
 
 
 def _count_row(study_plan: StudyPlan, cells: Iterable[CellWork], *, has_sizes: bool) -> RowWork:
-    """Count the work of a row's cells in FLOPs; in tokens where the size of a model is unknown."""
+    """Count the work of a row's cells in FLOPs; in scored tokens where the size of a model is unknown."""
     scoring: dict[CellName, float] = {}
     training: dict[CellName, float] = {}
     steps = 0.0
     for cell in cells:
         cell_name = (cell.model, cell.task, str(cell.protocol))
-        # learning from a token takes twice the work of scoring it
-        work = cell.flops if has_sizes else 2 * cell.train_tokens + cell.score_tokens
+        work = cell.flops if has_sizes else cell.work_in_scored_tokens
         if not cell.train_tokens:
             scoring[cell_name] = work
             continue
