@@ -306,7 +306,9 @@ def captures(bench: Bench) -> None:
             attending(ours._configs, attend_within_rows(run)),
             ours.blocks.active(run),
         ):
-            ours.split.hidden(inputs.ids.long().unsqueeze(0), inputs.places.long().unsqueeze(0))
+            ours.split.hidden(
+                inputs.ids.long().unsqueeze(0), inputs.position_ids.long().unsqueeze(0)
+            )
 
     run = PackedRun(ours.operations, inputs, route)
     parts: list[tuple[str, Callable[[], Any]]] = [

@@ -343,15 +343,15 @@ def _last_token(original: Any, rows: Sequence[Any], *args: Any) -> Any:
     return replace(batch, ids=ids)
 
 
-def _places_run_on(original: Any, rows: Any) -> Any:
+def _position_ids_run_on(original: Any, rows: Any) -> Any:
     row = original(rows)
-    return replace(row, places=np.arange(len(row.places), dtype=np.int32) % 96)
+    return replace(row, position_ids=np.arange(len(row.position_ids), dtype=np.int32) % 96)
 
 
 def _last_target_lost(original: Any, rows: Any) -> Any:
     row = original(rows)
     kept_targets = slice(0, len(row.targets) - 1)
-    names = ("positions", "targets", "target_owners", "weights")
+    names = ("prediction_indices", "targets", "target_owners", "weights")
     return replace(row, **{name: getattr(row, name)[kept_targets] for name in names})
 
 
@@ -997,7 +997,7 @@ def check_breaks() -> list[Break]:
         Break(
             "positions: run on from row to row",
             long,
-            changed(packed_steps, "lay_out_rows", _places_run_on),
+            changed(packed_steps, "lay_out_rows", _position_ids_run_on),
             "gpt2",
         ),
         Break(

@@ -137,9 +137,9 @@ def test_attention_kernels(model: Widths, launches: Launches) -> None:
         k = empty(TOKENS, model.key_value_heads, model.head, dtype=dtype)
         out, lse = attention.attend(q, k, k, rows, 1.0, None)
         attention.attend_back(out, q, k, k, out, lse, rows, 1.0, None, (q, k, k))
-        seats, room = 4096, 131_072
-        cache = empty(seats * room, model.key_value_heads, model.head, dtype=dtype)
-        attention.attend_cached(q[:seats], cache, cache, marks[:seats], room, 1.0, None)
+        seats, capacity = 4096, 131_072
+        cache = empty(seats * capacity, model.key_value_heads, model.head, dtype=dtype)
+        attention.attend_cached(q[:seats], cache, cache, marks[:seats], capacity, 1.0, None)
     check(launches)
 
 

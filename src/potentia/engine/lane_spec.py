@@ -94,7 +94,7 @@ class TokenisedExamples:
             text_ids = self.token_ids[end - max_tokens : end]
         return text_ids, max(0, prompt_length - excess)
 
-    def repeat_texts(self, times: int) -> TokenisedExamples:
+    def repeat(self, times: int) -> TokenisedExamples:
         """Return all texts ``times`` times over, so that one epoch reads each of them so often."""
         return TokenisedExamples(
             token_ids=np.tile(self.token_ids, times),

@@ -31,7 +31,11 @@ def encode_training_examples(
     *,
     chat_template: ChatTemplate | None = None,
 ) -> TokenisedExamples:
-    """Return what one epoch of a recipe learns from, as the model reads it."""
+    """Return what one epoch of a recipe learns from, as the model reads it.
+
+    An epoch is one pass over the training examples of all tasks, or several where these are too few for the recipe's
+    least number of updates (``Tuning.plan_epochs``): each example is there once for every pass.
+    """
     from potentia.engine.training import encode_examples
 
     every_answer = tuning.answers == "all"
@@ -48,7 +52,7 @@ def encode_training_examples(
         settings = ("train", every_answer, tuning.task_description, chat_template)
         task_examples = render_once(task, settings, render)
         if end_id is not None:
-            # an answer without a prompt is a text, unless its question was removed
+            # an example without a prompt is plain text, unless its question was removed (a blind twin)
             is_blind = TaskName(task.name).sighted is not None
             ends_all = is_blind or tuning.end_of_text == "texts"
             task_examples = [
@@ -56,7 +60,7 @@ def encode_training_examples(
             ]
         examples += task_examples
     _, passes_per_epoch = tuning.plan_epochs(len(examples))
-    return encode_examples(loaded.encoder, examples, end_id=end_id).repeat_texts(passes_per_epoch)
+    return encode_examples(loaded.encoder, examples, end_id=end_id).repeat(passes_per_epoch)
 
 
 @dataclass(frozen=True)

@@ -255,16 +255,16 @@ def test_attention_within_rows(heads: int, kept: int, head: int, window: int | N
 @pytest.mark.parametrize("window", [None, 30])
 @pytest.mark.parametrize(("heads", "kept", "head"), [(2, 2, 16), (6, 2, 24)])
 def test_attention_to_what_was_kept(heads: int, kept: int, head: int, window: int | None) -> None:
-    seats, room = 3, 100
+    seats, capacity = 3, 100
     q, k, v = (
         draw(seats, heads, head),
-        draw(seats * room + 1, kept, head, seed=1),
-        draw(seats * room + 1, kept, head, seed=2),
+        draw(seats * capacity + 1, kept, head, seed=1),
+        draw(seats * capacity + 1, kept, head, seed=2),
     )
     lengths = torch.tensor([1, 100, 70], dtype=torch.int32, device=DEVICE)
-    expected = plain.attend_cached(q, k, v, lengths, room, 0.3, window)
-    close(kernels.attend_cached(q, k, v, lengths, room, 0.3, window), expected)
-    part = slice(2 * room + max(0, 70 - (window or 70)), 2 * room + 70)
+    expected = plain.attend_cached(q, k, v, lengths, capacity, 0.3, window)
+    close(kernels.attend_cached(q, k, v, lengths, capacity, 0.3, window), expected)
+    part = slice(2 * capacity + max(0, 70 - (window or 70)), 2 * capacity + 70)
     keys, values = (x[part].repeat_interleave(heads // kept, dim=1).transpose(0, 1) for x in (k, v))
     alone = torch.nn.functional.scaled_dot_product_attention(q[2][:, None], keys, values, scale=0.3)
     close(expected[2], alone[:, 0])

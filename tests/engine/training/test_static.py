@@ -84,7 +84,7 @@ def test_a_long_row_holds_what_its_rows_say() -> None:
     for at, lesson in zip(result, rows, strict=True):
         real |= set(range(at, last[at]))
         assert spans[lesson.slot][0] <= at < last[at] <= spans[lesson.slot][1]
-        assert inputs.places[at : last[at]].tolist() == list(range(len(lesson.ids)))
+        assert inputs.position_ids[at : last[at]].tolist() == list(range(len(lesson.ids)))
         owners = inputs.owners[at // STRETCH : (last[at] - 1) // STRETCH + 1]
         assert set(owners.tolist()) == {lesson.slot}
     for at in set(range(bucket.tokens)) - real:  # what fills gaps sees itself alone
@@ -98,7 +98,7 @@ def test_a_long_row_holds_what_its_rows_say() -> None:
     assert (
         list(
             zip(
-                inputs.positions[:n].tolist(),
+                inputs.prediction_indices[:n].tolist(),
                 inputs.targets[:n].tolist(),
                 inputs.target_owners[:n].tolist(),
                 strict=True,
@@ -107,7 +107,7 @@ def test_a_long_row_holds_what_its_rows_say() -> None:
         == expected
     )
     assert float(inputs.weights[n:].abs().sum()) == 0
-    assert set(inputs.positions[n:].tolist()) == {bucket.tokens - 1}
+    assert set(inputs.prediction_indices[n:].tolist()) == {bucket.tokens - 1}
     assert bucket.tokens - 1 not in real
 
 

@@ -103,10 +103,10 @@ class PackedPass:
             recomputed_activations(self.split.model, recompute),
         ):
             token_ids = inputs.ids.long().unsqueeze(0)
-            places = inputs.places.long().unsqueeze(0)
-            hidden = self.split.hidden(token_ids, places)
+            position_ids = inputs.position_ids.long().unsqueeze(0)
+            hidden = self.split.hidden(token_ids, position_ids)
             losses = self.split.backward(
-                hidden, inputs.positions.long(), inputs.targets, inputs.weights
+                hidden, inputs.prediction_indices.long(), inputs.targets, inputs.weights
             )
             self.losses.index_add_(0, inputs.target_owners, losses * inputs.weights)
 

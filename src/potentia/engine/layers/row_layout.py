@@ -72,8 +72,8 @@ class AdapterGroup:
             for site, column in sites
         ]
         self.table = torch.tensor(rows, dtype=torch.int64, device=device)  # (S, 5)
-        places_and_widths = itertools.chain.from_iterable(row[:4] for row in rows)
-        self.align = math.gcd(16, *places_and_widths)
+        offsets_and_widths = itertools.chain.from_iterable(row[:4] for row in rows)
+        self.align = math.gcd(16, *offsets_and_widths)
 
     @classmethod
     def of_layer(
@@ -130,10 +130,10 @@ class Bucket:
         """Length of every field of the buffer, in their order."""
         n, t, p = self.tokens, self.targets, self.picked
         return {
-            **dict.fromkeys(("ids", "places", "keys", "first", "last"), n),
+            **dict.fromkeys(("ids", "position_ids", "keys", "first", "last"), n),
             **{"owners": n // STRETCH, "picked": p, "picked_owners": p // STRETCH},
             **dict.fromkeys(
-                ("positions", "targets", "target_owners", "weights"), t
+                ("prediction_indices", "targets", "target_owners", "weights"), t
             ),  # weights: float32 in 32 bits
             **dict.fromkeys(("spans", "picked_spans"), 3 * self.slots),
             **{
@@ -162,14 +162,14 @@ class PackedRows:
     """Rows of lanes laid end to end, before they are put into a bucket."""
 
     ids: Ints32  # (n,), lanes filled up to whole stretches
-    places: Ints32
+    position_ids: Ints32
     keys: Ints32
     first: Ints32
     last: Ints32
     owners: Ints32  # (n / 16,)
     spans: dict[int, tuple[int, int]]  # of each slot's own tokens
     ends: npt.NDArray[np.int64]  # of each lane, filling included
-    positions: Ints32  # (t,) tokens whose next one is a target
+    prediction_indices: Ints32  # (t,) of the tokens whose hidden states predict the targets
     targets: Ints32
     target_owners: Ints32
     weights: npt.NDArray[np.float32]
@@ -211,7 +211,7 @@ class PackedRows:
             lane_ends[-1], bucket.tokens - 1, np.int32
         )  # the last token is no real one
         shifts = np.repeat(lane_starts - begins, counts)
-        tokens[np.arange(len(self.positions)) + shifts] = self.positions
+        tokens[np.arange(len(self.prediction_indices)) + shifts] = self.prediction_indices
         spans = zip(slots, lane_starts, lane_starts + counts, strict=True)
         return {
             "picked": tokens,
@@ -227,7 +227,7 @@ class PackedRows:
         return {
             "first": alone,
             "last": alone + 1,
-            "positions": no_token,
+            "prediction_indices": no_token,
             "picked": no_token,
             "owners": bucket.slots,
             "picked_owners": bucket.slots,
@@ -260,8 +260,8 @@ def lay_out_rows(rows: Sequence[TrainingRow]) -> PackedRows:
     weights = np.fromiter((row.weight for row in rows), np.float32, count)
     seeds = np.fromiter((row.seed for row in rows), np.int64, count)
     steps = np.fromiter((row.step for row in rows), np.int64, count)
-    batch_places = np.fromiter((row.batch_index for row in rows), np.int64, count)
-    dropout_keys = row_keys(seeds, steps, batch_places)
+    batch_indices = np.fromiter((row.batch_index for row in rows), np.int64, count)
+    dropout_keys = row_keys(seeds, steps, batch_indices)
 
     # lanes: their first rows, their tokens, and where they begin in whole stretches
     lane_changes = np.flatnonzero(np.diff(slots)) + 1
@@ -275,8 +275,8 @@ def lay_out_rows(rows: Sequence[TrainingRow]) -> PackedRows:
     shifts = np.repeat(lane_starts[:-1] - _starts_of(lane_tokens)[:-1], rows_per_lane)
     row_starts = _starts_of(lengths)[:-1] + shifts
     row_of_token = np.repeat(np.arange(count), lengths)
-    places = np.arange(len(row_of_token)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    positions = row_starts[row_of_token] + places
+    position_ids = np.arange(len(row_of_token)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    long_row_indices = row_starts[row_of_token] + position_ids
     total = int(lane_starts[-1])
 
     def spread(
@@ -285,11 +285,11 @@ def lay_out_rows(rows: Sequence[TrainingRow]) -> PackedRows:
         """Put the tokens' values where the tokens lie, and the rest between them."""
         spread_values = np.empty(total, np.int32)
         spread_values[:] = filling
-        spread_values[positions] = values
+        spread_values[long_row_indices] = values
         return spread_values
 
     token_ids = np.concatenate([row.ids for row in rows])
-    is_target = places >= first_targets[row_of_token]
+    is_target = position_ids >= first_targets[row_of_token]
     row_of_target = row_of_token[is_target]
     spans: dict[int, tuple[int, int]] = {}
     for row, start, token_count in zip(first_rows, lane_starts, lane_tokens, strict=False):
@@ -297,14 +297,14 @@ def lay_out_rows(rows: Sequence[TrainingRow]) -> PackedRows:
     alone = np.arange(total)
     return PackedRows(
         ids=spread(token_ids),
-        places=spread(places),
-        keys=spread(keys_within(dropout_keys[row_of_token], places)),
+        position_ids=spread(position_ids),
+        keys=spread(keys_within(dropout_keys[row_of_token], position_ids)),
         first=spread(row_starts[row_of_token], alone),
         last=spread((row_starts + lengths)[row_of_token], alone + 1),
         owners=np.repeat(slots[first_rows], lane_sizes // STRETCH).astype(np.int32),
         spans=spans,
         ends=lane_starts[1:],
-        positions=(positions[is_target] - 1).astype(np.int32),
+        prediction_indices=(long_row_indices[is_target] - 1).astype(np.int32),
         targets=token_ids[is_target].astype(np.int32),
         target_owners=slots[row_of_target].astype(np.int32),
         weights=weights[row_of_target],
@@ -320,14 +320,14 @@ class PackedInputs:
     bucket: Bucket
     buffer: Tensor
     ids: Tensor  # (N,)
-    places: Tensor  # of tokens in their rows
+    position_ids: Tensor  # of tokens in their rows
     keys: Tensor  # of dropout
     first: Tensor
     last: Tensor
     owners: Tensor  # (N / 16,)
     picked: Tensor  # (P,) tokens before targets, lane by lane in whole stretches
     picked_owners: Tensor
-    positions: Tensor  # (T,) of tokens whose next one is a target
+    prediction_indices: Tensor  # (T,) of the tokens whose hidden states predict the targets
     targets: Tensor
     target_owners: Tensor
     weights: Tensor  # float32

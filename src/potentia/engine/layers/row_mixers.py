@@ -250,13 +250,13 @@ class _RowConvolution(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, packed_run: PackedRun
     ) -> Tensor:
         ctx.held = weight, packed_run
-        return packed_run.operations.convolve(x, weight, bias, packed_run.inputs.places)
+        return packed_run.operations.convolve(x, weight, bias, packed_run.inputs.position_ids)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         weight, packed_run = ctx.held
         x_gradient = packed_run.operations.convolve_back(
-            gradients[0], weight, packed_run.inputs.places
+            gradients[0], weight, packed_run.inputs.position_ids
         )
         return x_gradient, None, None, None
 

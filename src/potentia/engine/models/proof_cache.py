@@ -61,7 +61,8 @@ def open_run_proof_cache() -> ProofCache:
 def structure_fingerprint(model: PreTrainedModel) -> str:
     """Name all that decides whether code is right for a model, but for its weights' values.
 
-    A model whose code came with it has a name of its own: the same class may be other code.
+    A model of remote code (``trust_remote_code``) gets a random name, so its proofs are shared with no other load: the
+    same class may be other code.
     """
     import torch
     import transformers

@@ -43,12 +43,12 @@ class SplitModel:
         self._output_type: Callable[..., object] = BaseModelOutputWithPastAndCrossAttentions
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
 
-    def hidden(self, token_ids: Tensor, places: Tensor | None = None) -> Tensor:
+    def hidden(self, token_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Run the body on right-padded rows: hidden states (R, T, d). Causality makes a padding mask needless."""
-        if places is None:
+        if position_ids is None:
             output = self.run(input_ids=token_ids, use_cache=False)
         else:
-            output = self.run(input_ids=token_ids, use_cache=False, position_ids=places)
+            output = self.run(input_ids=token_ids, use_cache=False, position_ids=position_ids)
         return output.last_hidden_state  # type: ignore[no-any-return]
 
     def run(self, **inputs: object) -> Any:
@@ -99,13 +99,16 @@ class SplitModel:
         return torch.cat(losses), torch.cat(gradients)
 
     def backward(
-        self, hidden: Tensor, positions: Tensor, targets: Tensor, weights: Tensor
+        self, hidden: Tensor, prediction_indices: Tensor, targets: Tensor, weights: Tensor
     ) -> Tensor:
-        """Go back from the losses at some positions of the body's answer, and return these losses."""
+        """Go back from the losses of targets, and return these losses.
+
+        ``prediction_indices`` are those of the hidden states that predict the targets, over all rows end to end.
+        """
         states = hidden.detach().reshape(-1, hidden.shape[-1])
-        target_states = states.index_select(0, positions)
+        target_states = states.index_select(0, prediction_indices)
         losses, target_gradients = self.losses(target_states, targets, weights)
-        gradient = torch.zeros_like(states).index_copy_(0, positions, target_gradients)
+        gradient = torch.zeros_like(states).index_copy_(0, prediction_indices, target_gradients)
         torch.autograd.backward(hidden, gradient.view_as(hidden))
         return losses
 

@@ -92,16 +92,18 @@ class Operations(Protocol):
     ) -> None:
         """Replace ``gates`` by their gradient, given the product's, and that by the product where it is kept."""
 
-    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, places: Tensor) -> Tensor:
+    def convolve(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, position_ids: Tensor
+    ) -> Tensor:
         """Return each channel's convolution with its filter, each token with earlier ones of its row."""
 
-    def convolve_back(self, dy: Tensor, weight: Tensor, places: Tensor) -> Tensor:
+    def convolve_back(self, dy: Tensor, weight: Tensor, position_ids: Tensor) -> Tensor:
         """Return the gradient at a convolution's input."""
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, rows: RowBounds, scale: float, window: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the answers to queries on keys and values, and their log-sums."""
+        """Return the outputs of queries on keys and values, and their log-sums."""
 
     def attend_back(
         self,
@@ -124,11 +126,21 @@ class Operations(Protocol):
         k: Tensor,
         v: Tensor,
         lengths: Tensor,
-        room: int,
+        capacity: int,
         scale: float,
         window: int | None,
     ) -> Tensor:
-        """Return the answers of one token a seat to what the seat kept."""
+        """Return the outputs (seats, heads, d) of decode attention: one query a seat on its cached tokens.
+
+        Args:
+            q: (seats, heads, d).
+            k: (at least seats · capacity, kv_heads, d), seat by seat, ``capacity`` tokens each.
+            v: as ``k``.
+            lengths: (seats,), the cached tokens of each seat, the current one included.
+            capacity: the tokens that a seat's part of the cache holds at most.
+            scale: of the scores.
+            window: the last tokens that a query sees; None for all.
+        """
 
     def add_adapter_outputs(
         self, x: Tensor, y: Tensor, group: AdapterGroup, route: LaneRoute

@@ -145,11 +145,11 @@ def gate_back_(gates: Tensor, gradient: Tensor, gelu: bool = False, keep: bool =
         gradient.copy_(product)
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, places: Tensor) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, position_ids: Tensor) -> Tensor:
     """Return each channel's convolution (N, C) with its filter of ``weight`` (C, K), within rows.
 
-    A token's answer is the sum of weight[K − 1 − j] · x of the token j before it, where its row reaches so far back;
-    ``places`` (N,) says how many tokens of its row come before a token.
+    A token's output is the sum of weight[K − 1 − j] · x of the token j before it, where its row reaches so far back;
+    ``position_ids`` (N,) says how many tokens of its row come before a token.
     """
     tap_count = weight.shape[1]
     convolved = x.float() * weight[:, -1].float()
@@ -157,18 +157,18 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, places: Tensor) -> 
         convolved += bias.float()
     for shift in range(1, tap_count):
         earlier = x[:-shift].float() * weight[:, tap_count - 1 - shift].float()
-        is_in_row = (places[shift:] >= shift).unsqueeze(1)
+        is_in_row = (position_ids[shift:] >= shift).unsqueeze(1)
         convolved[shift:] += earlier.masked_fill(~is_in_row, 0.0)
     return convolved.to(x.dtype)
 
 
-def convolve_back(dy: Tensor, weight: Tensor, places: Tensor) -> Tensor:
+def convolve_back(dy: Tensor, weight: Tensor, position_ids: Tensor) -> Tensor:
     """Return the gradient at the input (N, C) of a convolution, given its result's."""
     tap_count = weight.shape[1]
     gradient = dy.float() * weight[:, -1].float()
     for shift in range(1, tap_count):
         later = dy[shift:].float() * weight[:, tap_count - 1 - shift].float()
-        is_in_row = (places[shift:] >= shift).unsqueeze(1)
+        is_in_row = (position_ids[shift:] >= shift).unsqueeze(1)
         gradient[:-shift] += later.masked_fill(~is_in_row, 0.0)
     return gradient.to(dy.dtype)
 
@@ -176,7 +176,7 @@ def convolve_back(dy: Tensor, weight: Tensor, places: Tensor) -> Tensor:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, rows: RowBounds, scale: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the answers (N, H, d) to queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
+    """Return the outputs (N, H, d) of queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
     group = q.shape[1] // k.shape[1]
     attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     log_sums = torch.empty(q.shape[1::-1], device=q.device)
@@ -211,15 +211,15 @@ def attend_back(
     for lane_span in _lane_spans(rows):
         scores, unseen = _scores(q, k, rows.first, lane_span, scale, window)
         shares = torch.exp(scores - lse[:, lane_span].unsqueeze(-1)).masked_fill(unseen, 0.0)
-        answer_gradient = dout[lane_span].float()
+        output_gradient = dout[lane_span].float()
         keys = k[lane_span].repeat_interleave(group, dim=1).float()
         values = v[lane_span].repeat_interleave(group, dim=1).float()
-        share_gradient = torch.einsum("mhd,nhd->hmn", answer_gradient, values)
+        share_gradient = torch.einsum("mhd,nhd->hmn", output_gradient, values)
         along = (shares * share_gradient).sum(dim=-1, keepdim=True)
         score_gradient = shares * (share_gradient - along) * scale
         query_gradient[lane_span] = torch.einsum("hmn,nhd->mhd", score_gradient, keys).to(q.dtype)
         of_keys = torch.einsum("hmn,mhd->nhd", score_gradient, q[lane_span].float())
-        of_values = torch.einsum("hmn,mhd->nhd", shares, answer_gradient)
+        of_values = torch.einsum("hmn,mhd->nhd", shares, output_gradient)
         key_gradient[lane_span] = _sum_groups(of_keys, key_heads).to(k.dtype)
         value_gradient[lane_span] = _sum_groups(of_values, key_heads).to(v.dtype)
 
@@ -251,16 +251,23 @@ def _scores(
 
 
 def attend_cached(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, room: int, scale: float, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    capacity: int,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
-    """Return the answers (R, H, d) of one token a seat to the seat's first ``lengths`` tokens.
+    """Return the outputs (R, H, d) of decode attention: one query a seat (R, H, d) on its first ``lengths`` tokens.
 
-    Keys and values (R · room, K, d) hold the seats one after the other, ``room`` tokens each.
+    Keys and values (R · capacity, K, d) hold the seats one after the other, ``capacity`` tokens each. A query sees the
+    last ``window`` of its seat's tokens, the current one included; all where that is None.
     """
     group = q.shape[1] // k.shape[1]
-    keys = _view_seats(k, q.shape[0], room, group)
-    values = _view_seats(v, q.shape[0], room, group)
-    positions = torch.arange(room, device=q.device)
+    keys = _view_seats(k, q.shape[0], capacity, group)
+    values = _view_seats(v, q.shape[0], capacity, group)
+    positions = torch.arange(capacity, device=q.device)
     unseen = positions >= lengths[:, None]
     if window is not None:
         unseen |= positions < lengths[:, None] - window
@@ -270,9 +277,9 @@ def attend_cached(
     return torch.einsum("rhn,rnhd->rhd", shares, seen_values).to(q.dtype)
 
 
-def _view_seats(cached: Tensor, seats: int, room: int, group: int) -> Tensor:
-    """Return the seats' keys or values (R, room, H, d) in float32, one for every query head."""
-    by_seat = cached[: seats * room].view(seats, room, *cached.shape[1:])
+def _view_seats(cached: Tensor, seats: int, capacity: int, group: int) -> Tensor:
+    """Return the seats' keys or values (R, capacity, H, d) in float32, one for every query head."""
+    by_seat = cached[: seats * capacity].view(seats, capacity, *cached.shape[1:])
     return by_seat.repeat_interleave(group, dim=2).float()
 
 

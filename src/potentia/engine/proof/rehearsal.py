@@ -3,8 +3,9 @@
 A run trains many lanes (fine-tunings) at once, each in a slot of adapters, in passes through the model. The check of a
 training form (``training_check``) sees six rows in three slots and one pass. It cannot see what only a real step has:
 many slots, several passes, full batches, the run's own table of learning rates, a slot that another lane had before. So
-the rehearsal makes the first step twice, exactly as the run will make it, except that some lanes get made-up adapters
-(a fresh one changes nothing). It compares with code that is not Potentia's:
+the rehearsal makes two updates with the rows of the run's first step, exactly as the run will make them, except that
+some lanes get made-up adapters (a fresh one changes nothing). Where these disagree with the reference and rounding may
+be the cause, it is repeated with other made-up adapters. It compares with code that is not Potentia's:
 
 * the **rows** of every lane with its examples: every text of the batch is whole or cut by the rule, the prompt has no
   loss, the last token (the end of text) has one;
@@ -161,7 +162,10 @@ def rehearse_first_step(
     without_dropout: bool,
     reference_rounding: float | None = None,
 ) -> RehearsalResult:
-    """Make the first step of a run twice, compare it with the reference, and put everything back.
+    """Make two updates with the rows of a run's first step, compare them with the reference, and put everything back.
+
+    One is by gradients below the norm that they are clipped to, one by gradients above it. Where a refusal allows it,
+    this is repeated with other made-up adapters.
 
     Args:
         rehearsed_run: the run, before its first step.

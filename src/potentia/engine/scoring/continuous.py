@@ -38,7 +38,7 @@ LayerAttention = Callable[[int, Tensor, Tensor, Tensor, AttentionSettings], Tens
 
 
 class Seats:
-    """``count`` seats of ``room`` tokens each, on one model.
+    """``count`` seats of ``capacity`` tokens each, on one model.
 
     ``uses_adapters`` says that some texts are written with adapters, ``samples`` that some are sampled, and ``capture``
     that steps may be captured as CUDA graphs, where the device has them.
@@ -48,7 +48,7 @@ class Seats:
         self,
         network: Network,
         count: int,
-        room: int,
+        capacity: int,
         *,
         capture: bool,
         uses_adapters: bool = False,
@@ -56,7 +56,7 @@ class Seats:
     ) -> None:
         self.network = network
         self.count = count
-        self.room = room
+        self.capacity = capacity
         self.uses_adapters = uses_adapters
         device = network.device
         self.operations = operations(device)
@@ -70,9 +70,9 @@ class Seats:
         # of sampled texts: the temperature, the numbers that choose the tokens, and the index of the next one
         self.samples = samples
         self.temperatures = torch.zeros(count, device=device)
-        self.uniforms = torch.zeros(count, room + 1 if samples else 1, device=device)
+        self.uniforms = torch.zeros(count, capacity + 1 if samples else 1, device=device)
         self.next_uniform = torch.zeros(count, dtype=torch.long, device=device)
-        # each layer's keys and values (count · room + 1, heads, width), seat by seat; the last row is for padding
+        # each layer's keys and values (count · capacity + 1, heads, width), seat by seat; the last row is for padding
         self._layer_caches: list[tuple[Tensor, Tensor]] = []
         self._may_capture = capture and device.type == "cuda"
         # by the number of seats in a step
@@ -101,10 +101,10 @@ class Seats:
         length = max(len(prompt) for prompt in prompts)
         token_ids = torch.zeros(rows, length, dtype=torch.long)
         # where each token's keys and values go in the cache; padding's go to its last row, which nobody reads
-        cache_rows = torch.full((rows, length), self.count * self.room)
+        cache_rows = torch.full((rows, length), self.count * self.capacity)
         for row, (seat, prompt) in enumerate(zip(seats, prompts, strict=True)):
             token_ids[row, : len(prompt)] = torch.tensor(prompt)
-            cache_rows[row, : len(prompt)] = seat * self.room + torch.arange(len(prompt))
+            cache_rows[row, : len(prompt)] = seat * self.capacity + torch.arange(len(prompt))
         bounds = _bounds_of_rows(rows, length, device)
         flat_cache_rows = cache_rows.view(-1).to(device)
 
@@ -167,7 +167,7 @@ class Seats:
     ) -> tuple[Tensor, Tensor]:
         """Write tokens' keys and values into these rows of a layer's cache; return all that the cache holds."""
         if layer == len(self._layer_caches):  # the layer's first call: its heads are known now
-            cache_tokens = self.count * self.room + 1
+            cache_tokens = self.count * self.capacity + 1
             empty_keys = new_keys.new_zeros((cache_tokens, *new_keys.shape[1:]))
             empty_values = new_values.new_zeros((cache_tokens, *new_values.shape[1:]))
             self._layer_caches.append((empty_keys, empty_values))
@@ -199,7 +199,7 @@ class Seats:
         """Run the model on the next token of the first ``count`` seats, and choose the token after it."""
         tokens = self.tokens[:count]
         positions = self.positions[:count]
-        cache_rows = torch.arange(count, device=tokens.device) * self.room + positions
+        cache_rows = torch.arange(count, device=tokens.device) * self.capacity + positions
         lengths = (positions + 1).to(torch.int32)
 
         def attend(
@@ -209,10 +209,10 @@ class Seats:
             keys, values = self._cache_keys_and_values(
                 layer, cache_rows, k.squeeze(1), v.squeeze(1)
             )
-            answers = self.operations.attend_cached(
-                q.squeeze(1), keys, values, lengths, self.room, settings.scale, settings.window
+            outputs = self.operations.attend_cached(
+                q.squeeze(1), keys, values, lengths, self.capacity, settings.scale, settings.window
             )
-            return answers.unsqueeze(1)
+            return outputs.unsqueeze(1)
 
         if self.network.router is not None:
             self.network.router.route(self.owners[:count] if self.uses_adapters else None)
@@ -225,8 +225,8 @@ class Seats:
         choice, logprobs = self._choose_tokens(last_hidden, record_logprobs, draws)
         self.chosen_tokens[:count] = choice
         tokens.copy_(choice.clamp(min=0))
-        # a seat whose text has ended goes on, and stays within its room
-        positions.copy_((positions + 1).clamp(max=self.room - 1))
+        # a seat whose text has ended goes on, and stays within its capacity
+        positions.copy_((positions + 1).clamp(max=self.capacity - 1))
         if record_logprobs:
             self.logprobs[:count] = logprobs
 
@@ -285,9 +285,9 @@ class Seats:
             self.next_uniform,
         ):
             state[targets] = state[sources]
-        offsets = torch.arange(self.room, device=device)
-        source_rows = (sources[:, None] * self.room + offsets).view(-1)
-        target_rows = (targets[:, None] * self.room + offsets).view(-1)
+        offsets = torch.arange(self.capacity, device=device)
+        source_rows = (sources[:, None] * self.capacity + offsets).view(-1)
+        target_rows = (targets[:, None] * self.capacity + offsets).view(-1)
         for keys, values in self._layer_caches:
             keys.index_copy_(0, target_rows, keys.index_select(0, source_rows))
             values.index_copy_(0, target_rows, values.index_select(0, source_rows))
@@ -363,7 +363,7 @@ class ContinuousLoop:
         self.seats = Seats(
             self.network,
             self.seat_count,
-            room=queue[0].full_length,
+            capacity=queue[0].full_length,
             capture=not self.record_logprobs,
             uses_adapters=any(draft.owner >= 0 for draft in queue),
             samples=any(draft.temperature > 0 for draft in queue),

@@ -32,7 +32,9 @@ class PaddedBatch:
     owners: Tensor  # (R,) the slot of each row's adapter
     keys: Tensor | None  # (R, T) the dropout key of each token
     # of each target, a token whose loss counts
-    positions: Tensor  # of the token before it, which predicts it, in the flattened (R · T)
+    prediction_indices: (
+        Tensor  # of the token before it, which predicts it, in the flattened (R · T)
+    )
     targets: Tensor  # its token id
     target_owners: Tensor  # its row's slot
     weights: Tensor  # in its lane's loss
@@ -62,7 +64,7 @@ def assemble_batch(
         owners[target_rows],
     ]
     sent_values = to_device(np.concatenate(arrays), device)
-    sent_ids, sent_owners, positions, targets, target_owners = torch.split(
+    sent_ids, sent_owners, prediction_indices, targets, target_owners = torch.split(
         sent_values, [array.size for array in arrays]
     )
     keys = None
@@ -72,7 +74,7 @@ def assemble_batch(
         ids=sent_ids.view(count, length),
         owners=sent_owners,
         keys=keys,
-        positions=positions,
+        prediction_indices=prediction_indices,
         targets=targets,
         target_owners=target_owners,
         weights=to_device(weights, device),
@@ -137,7 +139,7 @@ def backpropagate(split: SplitModel, batch: PaddedBatch, *, all_positions: bool 
     """
     if not all_positions:
         return split.backward(
-            split.hidden(batch.ids), batch.positions, batch.targets, batch.weights
+            split.hidden(batch.ids), batch.prediction_indices, batch.targets, batch.weights
         )
     target_losses = model_losses(split.model, batch)
     torch.autograd.backward((target_losses * batch.weights).sum())
@@ -147,5 +149,5 @@ def backpropagate(split: SplitModel, batch: PaddedBatch, *, all_positions: bool 
 def model_losses(model: nn.Module, batch: PaddedBatch) -> Tensor:
     """Return the loss at each target by the model's own forward."""
     logits = model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)
-    target_logits = logits.index_select(0, batch.positions).float()
+    target_logits = logits.index_select(0, batch.prediction_indices).float()
     return nn.functional.cross_entropy(target_logits, batch.targets, reduction="none")

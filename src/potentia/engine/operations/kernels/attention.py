@@ -120,7 +120,7 @@ def _attend_kernel(
     TILE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute the answers of a block of queries in one head; ``scale_log2`` is the scale for scores in base 2."""
+    """Compute the outputs of a block of queries in one head; ``scale_log2`` is the scale for scores in base 2."""
     start, lane_end = find_tokens(tiles_ptr, tl.program_id(0), BLOCK, TILE)
     if start < lane_end:
         head = tl.program_id(1)
@@ -508,7 +508,7 @@ def _attend_cached_kernel(
     v_head_stride,
     out_seat_stride,
     out_head_stride,
-    room,
+    capacity,
     queries_per_key,
     scale_log2,
     window,
@@ -518,7 +518,7 @@ def _attend_cached_kernel(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute one seat's answers in the query heads of one key head: GROUP is their number, rounded up."""
+    """Compute one seat's outputs in the query heads of one key head: GROUP is their number, rounded up."""
     seat = tl.program_id(0)
     key_head = tl.program_id(1)
     length = tl.load(lengths_ptr + seat)
@@ -532,7 +532,7 @@ def _attend_cached_kernel(
     total = tl.zeros((GROUP,), tl.float32)
     out = tl.zeros((GROUP, WIDE), tl.float32)
     first_seen = tl.maximum(length - window, 0)
-    first_of_seat = seat.to(tl.int64) * room
+    first_of_seat = seat.to(tl.int64) * capacity
     for block_start in range(first_seen, length, BLOCK):
         keys = block_start + tl.arange(0, BLOCK)
         exists_key = (keys < length)[:, None] & (numbers < HEAD)[None, :]
@@ -544,14 +544,25 @@ def _attend_cached_kernel(
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
         scores = tl.where((keys < length)[None, :], scores, UNSEEN)
         maximum, total, out = _add_to_softmax(maximum, total, out, scores, v, PRECISION)
-    answers = (out / total[:, None]).to(out_ptr.dtype.element_ty)
+    outputs = (out / total[:, None]).to(out_ptr.dtype.element_ty)
     out_row = out_ptr + seat.to(tl.int64) * out_seat_stride
-    tl.store(out_row + heads[:, None] * out_head_stride + numbers[None, :], answers, mask=exists)
+    tl.store(out_row + heads[:, None] * out_head_stride + numbers[None, :], outputs, mask=exists)
 
 
 def attend_cached(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, room: int, scale: float, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    capacity: int,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
+    """Return the outputs (seats, heads, d) of decode attention, as ``Operations.attend_cached`` describes it.
+
+    ``q`` is (seats, heads, d), one query each; ``k`` and ``v`` are (seats · capacity, kv_heads, d); ``lengths`` are the
+    cached tokens of each seat, the current one included; with ``window`` None a query sees all of them.
+    """
     seats, heads, head_width = q.shape
     key_heads = k.shape[1]
     queries_per_key = heads // key_heads
@@ -567,10 +578,10 @@ def attend_cached(
         out,
         lengths,
         *_strides_of(q, k, v, out),
-        room,
+        capacity,
         queries_per_key,
         scale * LOG2_E.value,
-        room if window is None else window,
+        capacity if window is None else window,
         HEAD=head_width,
         WIDE=padded_width,
         GROUP=max(16, triton.next_power_of_2(queries_per_key)),

@@ -20,7 +20,7 @@ def _convolution_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
-    places_ptr,
+    position_ids_ptr,
     out_ptr,
     tokens,
     channels,
@@ -41,7 +41,7 @@ def _convolution_kernel(
         bias = tl.load(bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)
         total += bias[None, :]
     if not IS_BACKWARD:
-        place = tl.load(places_ptr + token, mask=is_token, other=0)
+        position = tl.load(position_ids_ptr + token, mask=is_token, other=0)
     for tap in tl.static_range(TAPS):
         factor = tl.load(
             weight_ptr + channel * TAPS + (TAPS - 1 - tap), mask=is_channel, other=0.0
@@ -49,11 +49,11 @@ def _convolution_kernel(
         if IS_BACKWARD:
             other_token = token + tap
             other_exists = other_token < tokens
-            place = tl.load(places_ptr + other_token, mask=other_exists, other=-1)
+            position = tl.load(position_ids_ptr + other_token, mask=other_exists, other=-1)
         else:
             other_token = token - tap
             other_exists = is_token
-        is_in_row = other_exists & (place >= tap)
+        is_in_row = other_exists & (position >= tap)
         row_start = other_token.to(tl.int64) * x_stride
         x = tl.load(
             x_ptr + row_start[:, None] + channel[None, :],
@@ -70,7 +70,7 @@ def _convolution_kernel(
 
 
 def _launch_convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, places: Tensor, *, is_backward: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, position_ids: Tensor, *, is_backward: bool
 ) -> Tensor:
     tokens, channels = x.shape
     channels_side_by_side = x if x.stride(1) == 1 else x.contiguous()
@@ -82,7 +82,7 @@ def _launch_convolution(
         channels_side_by_side,
         weight.contiguous(),
         weight if bias is None else bias,
-        places,
+        position_ids,
         out,
         tokens,
         channels,
@@ -96,9 +96,9 @@ def _launch_convolution(
     return out
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, places: Tensor) -> Tensor:
-    return _launch_convolution(x, weight, bias, places, is_backward=False)
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, position_ids: Tensor) -> Tensor:
+    return _launch_convolution(x, weight, bias, position_ids, is_backward=False)
 
 
-def convolve_back(dy: Tensor, weight: Tensor, places: Tensor) -> Tensor:
-    return _launch_convolution(dy, weight, None, places, is_backward=True)
+def convolve_back(dy: Tensor, weight: Tensor, position_ids: Tensor) -> Tensor:
+    return _launch_convolution(dy, weight, None, position_ids, is_backward=True)
