@@ -17,6 +17,7 @@ import tiny_encoder
 from potentia import tasks
 from potentia.errors import InputError
 from potentia.integrations import export_embedding_classifier
+from potentia.run import encoder_entrants
 from potentia.run.encoder_entrants import CheapClassifiers
 from potentia.run.encoders import fit_embedding_classifier
 from potentia.study import read_study
@@ -85,6 +86,29 @@ def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
         EmbeddingClassifier.load(file)
 
 
+def test_why_a_model_has_no_embeddings_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ticket_files.write(tmp_path / "tickets.csv", ticket_files.of_the_zoo(40))
+    settings = {
+        "models": ["nobody/nothing"],
+        "tasks": [{"name": "tickets", "file": str(file)}],
+        "store": str(tmp_path / "s.db"),
+        "device": "cpu",
+    }
+    study = read_study(None, settings)
+    task = tasks.load(str(file))
+
+    def refuse(*_: object) -> None:
+        raise OSError("no such model\nand more")
+
+    monkeypatch.setattr(encoder_entrants, "embed_task", refuse)
+    cheap = CheapClassifiers(study, study.rows(), task.fingerprint)
+    assert cheap.measure_embedding_accuracies({"tickets": task}) == {}
+    (problem,) = cheap.problems.values()
+    assert problem == "no such model"
+
+
 def test_what_is_taken_away_predicts_and_goes_with_its_model_alone(tmp_path: Path) -> None:
     rows = ticket_files.of_the_zoo(90)
     file = ticket_files.write(tmp_path / "tickets.csv", rows)
@@ -101,9 +125,9 @@ def test_what_is_taken_away_predicts_and_goes_with_its_model_alone(tmp_path: Pat
     task = tasks.load(str(file))
     cheap = CheapClassifiers(study, study.rows(), task.fingerprint)
     cheap.test_words({"tickets": task})
-    accuracies = cheap.test_embeddings({"tickets": task})
+    accuracies = cheap.measure_embedding_accuracies({"tickets": task})
     again = CheapClassifiers(study, study.rows(), task.fingerprint)
-    assert again.test_embeddings({"tickets": task}) == accuracies  # from the store
+    assert again.measure_embedding_accuracies({"tickets": task}) == accuracies  # from the store
     changed_file = ticket_files.write(tmp_path / "changed.csv", rows[:60])
     changed = tasks.load(str(changed_file))
     afterwards = CheapClassifiers(study, study.rows(), changed.fingerprint)

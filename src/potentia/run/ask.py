@@ -52,8 +52,8 @@ class Evaluation:
     outcomes: list[ItemOutcome]
     scores: dict[str, Score]
     metric: str
-    cut: int = 0  # requests whose prompt was cut to fit the model
-    requests: int = 0
+    cut: int = 0  # requests whose prompt was cut to fit the model; 0 where asks were made together
+    requests: int = 0  # likewise
     compared: int = 0  # documents with several choices
     tied: int = 0  # of these, documents whose choices all got the same log-probability
 
@@ -134,9 +134,12 @@ def evaluate(
     chat_template: ChatTemplate | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Evaluation]:
-    """Answer all asks; requests of one kind go to the scorer in one call.
+    """Answer all asks; the requests that are of one kind go to the scorer in one call, those of all asks together.
 
-    ``progress`` receives the number of documents that were answered since it was called last.
+    Each ask of a test split may call the scorer again: for the likelihood of right answers where a task is answered by
+    writing, and for the samples of pass@k. ``progress`` receives the number of documents that were answered since it
+    was called last. It does not count these further calls, nor do ``cut`` and ``requests`` of an evaluation, which are
+    known for a single ask alone: they are 0 where several asks were made together.
     """
     prompts_by_ask = [_render_prompts(ask, chat_template) for ask in asks]
     requests: list[Any] = []

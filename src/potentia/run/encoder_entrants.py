@@ -211,7 +211,8 @@ class CheapClassifiers:
     data: str  # the fingerprint of the first fold: a file that was changed has results of its own
     embeddings: dict[str, Mapping[str, Floats]] = field(
         default_factory=dict
-    )  # by model, of the best
+    )  # by model, of each that was the best so far
+    problems: dict[str, str] = field(default_factory=dict)  # by model without results
     key: str = field(init=False)  # of the study of their results
 
     def __post_init__(self) -> None:
@@ -236,12 +237,13 @@ class CheapClassifiers:
     def _has_results(self, model: str, folds: Mapping[str, Task]) -> bool:
         return len(self._read_cells(model, folds)) >= len(folds)
 
-    def test_embeddings(
+    def measure_embedding_accuracies(
         self, folds: Mapping[str, Task], *, only_stored: bool = False
     ) -> dict[str, float]:
-        """Return the accuracies on embeddings by model, without models that transformers does not load.
+        """Return the accuracies on embeddings by model; why a model has none goes to the problems.
 
-        With ``only_stored`` nothing is computed: the results that the store has count.
+        With ``only_stored`` nothing is computed: the results that the store has count. The embeddings of every model
+        that was the best so far stay in memory, for ``fit``.
         """
         accuracies: dict[str, float] = {}
         for row in self.rows:
@@ -249,7 +251,9 @@ class CheapClassifiers:
                 continue
             try:
                 accuracies[row.name] = self._test_row(row, folds)
-            except _EXPECTED_ERRORS:
+            except _EXPECTED_ERRORS as error:
+                self.problems[row.name] = first_line(error)
+                self.embeddings.pop(row.name, None)
                 continue
             if accuracies[row.name] < max(accuracies.values()):
                 self.embeddings.pop(row.name, None)

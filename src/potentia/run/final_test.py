@@ -23,7 +23,7 @@ from potentia.run.search import (
     find_search_end,
     select_best,
 )
-from potentia.run.tuning_setup import LaneReporter, PendingCells, TuningSetup
+from potentia.run.tuning_setup import FINAL_STEP, LaneReporter, PendingCells, TuningSetup
 from potentia.study import content_key
 from potentia.timing import spending
 from potentia.values.fine_tuning import FineTuning, LaneStatus, Style
@@ -82,13 +82,15 @@ class FinalTest:
         chosen = self._choose_states()
         best_tuned = self._choose_tuned_states()
         self._commit_steps(best_tuned)
-        if (self.name, None) not in self.cells:
+        if (self.name, FINAL_STEP) not in self.cells:
             return
         tests = [self._test(state, is_selected=True) for state in chosen]
         context = self.setup.context
         direct = context.find_direct_evaluation(self.name, self.trained.trainer.restore_untuned)
         final = Evaluation.mean(tests)
         keeps_direct = False
+        # as the paper does: the untuned score where tuning did not improve the test score
+        # (this selects on the test split)
         if direct is not None and context.study.selection == "paper":
             keeps_direct = not self._is_better(final, direct)
         selection = replace(
@@ -107,7 +109,7 @@ class FinalTest:
         else:
             self._keep_adapter(chosen[0])
         direct_value = direct.main.value if direct is not None else None
-        self.cells.commit(self.name, None, final, selection, direct_value=direct_value)
+        self.cells.commit(self.name, FINAL_STEP, final, selection, direct_value=direct_value)
 
     def _describe_failures(self) -> list[str]:
         failures = []

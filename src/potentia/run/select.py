@@ -729,8 +729,13 @@ class Race:
         if not has_time and not self.cheap_classifiers.has_embedding_results(folds):
             self._add_note("The budget left no time for classifiers on frozen embeddings.")
             return
-        accuracies = self.cheap_classifiers.test_embeddings(folds, only_stored=not has_time)
+        accuracies = self.cheap_classifiers.measure_embedding_accuracies(
+            folds, only_stored=not has_time
+        )
         self._register_final_round()
+        for model_name, problem in self.cheap_classifiers.problems.items():
+            (name,) = short_names([model_name])
+            self.report_note(f"Frozen embeddings of {name} were not tested: {problem}")
         if accuracies:
             names = short_names(list(accuracies))
             listed = ", ".join(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from potentia.run.search import LaneSearch
     from potentia.tasks import Task
 
+FINAL_STEP = None  # the step of a cell that is scored at the end of its tuning, not on the way
+
 
 @dataclass(frozen=True)
 class TuningSetup:
@@ -125,7 +127,7 @@ class PendingCells:
 
     def get_key(self, task_name: str) -> str:
         """Return the key of a task's cell."""
-        return self._cells[task_name, None].key
+        return self._cells[task_name, FINAL_STEP].key
 
     def list_tasks(self) -> set[str]:
         """Return the tasks that have cells to commit."""

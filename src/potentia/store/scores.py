@@ -31,7 +31,10 @@ from potentia.values.scores import Score, ScoreMatrix
 
 @dataclass(frozen=True)
 class StoredMeasure:
-    """What the cells of a task and protocol in one study measure; of the origin only what may differ is there."""
+    """What the cells of a task and protocol in one study measure.
+
+    Of the origin it holds only what ``find_differences`` compares: data, recipe and shots.
+    """
 
     study: str
     protocol: str
@@ -252,5 +255,6 @@ def _mean_score(values: list[float], metric: str, main_score: Score) -> Score:
     )
 
 
-def _sort_names(metric_names: set[str]) -> list[str]:
-    return sorted(metric_names, key=lambda name: (name.casefold(), name))
+def _sort_names(names: set[str]) -> list[str]:
+    """Sort without regard to case."""
+    return sorted(names, key=lambda name: (name.casefold(), name))

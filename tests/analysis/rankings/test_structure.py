@@ -150,6 +150,15 @@ def test_dropping_a_task_that_decides_changes_the_winner():
     assert ranks.winners[z] == ("m1", "m0", "m0")
 
 
+def test_nobody_is_first_where_no_model_has_a_score():
+    gap = np.nan
+    values = np.array([[0.9, gap, gap], [0.4, gap, gap], [gap, 0.5, 0.7], [gap, 0.2, 0.1]])
+    ranks = aggregate_ranks(matrix(values))
+    pc1 = ranks.methods.index("PC1")
+    assert np.isnan(ranks.scores[:, pc1]).all()
+    assert ranks.winners[pc1] == ("m2", "", "")  # without t0 two models have all scores
+
+
 def test_aggregate_with_gaps_ranks_everyone_it_can():
     values = ability()
     values[3, 2] = np.nan

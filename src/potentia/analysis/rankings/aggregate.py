@@ -35,7 +35,8 @@ class Aggregate(Finding):
         Floats  # (models, methods); higher is better, NaN where the method needs a missing score
     )
     ranks: Floats  # (models, methods); 1 is best
-    winners: tuple[tuple[str, ...], ...]  # (methods, tasks): first model without that task
+    # (methods, tasks): the best model when this task is left out; "" where none has a score
+    winners: tuple[tuple[str, ...], ...]
     tau: Floats  # (methods, tasks): agreement with the full ranking
 
     def models_by(self, method: str) -> list[str]:
@@ -54,9 +55,13 @@ class Aggregate(Finding):
         title = f"Aggregate ranking ({self.protocol.label}, {matrix_size})"
         return Table(
             title,
-            ("model", self.methods[0], *(f"rank by {method}" for method in self.methods)),
+            (
+                "model",
+                f"{self.methods[0]} score",
+                *(f"rank by {method}" for method in self.methods),
+            ),
             select_positions(table_rows, order),
-            note="Intervals are those of the overall ranking.",
+            note="No intervals here: the table of the overall ranking has them.",
             digits=1,
         )
 
@@ -121,7 +126,8 @@ def aggregate_ranks(matrix: ScoreMatrix) -> Aggregate:
             scores_without = np.stack(left_out, axis=1)
             defined = np.isfinite(scores_without)
             first = np.argmax(np.where(defined, scores_without, -np.inf), axis=0)
-            winners[row] = select_positions(matrix.models, first)
+            names = np.where(defined.any(axis=0), select_positions(matrix.models, first), "")
+            winners[row] = tuple(names.tolist())
             tau[row] = kendall_matrix(scores[:, row : row + 1], scores_without)[0]
     ranks = np.asarray(rankdata(-scores, axis=0, nan_policy="omit"))
     return Aggregate(

@@ -7,8 +7,10 @@ families are drawn: 61 models of six families are not 61 independent ones, and a
 (i, j) by w_i·w_j. *Noise*: every score is drawn again, from a normal with its standard error, or, where the items are
 stored, by drawing the items of each task (the same items for all models).
 
-Noise is drawn on scores that are noisy already, which pulls tau towards zero; ``noise_interval`` therefore also takes
-the draws' spread around *their* mean, puts it around the observed value, and reaches as far as either does.
+Noise is drawn on scores that are noisy already, which pulls tau towards zero. There are two answers to that. The
+agreements of ``analysis.rankings.agreement`` move the draws so that their median falls on the observed value
+(``percentile_interval`` with ``centred``). The analyses of ``papers.base_models`` take ``noise_interval``, which is
+wider: it reaches as far as the draws do, and as far as the draws moved so that their mean falls on the observed value.
 """
 
 from __future__ import annotations
@@ -142,7 +144,7 @@ def percentile_interval(
     """Return the percentile interval of draws; ``centred`` moves it so that their median falls on the value.
 
     Noise added to scores that already carry noise lowers every agreement a little; the shift says nothing about the
-    uncertainty, so intervals for noise are centred.
+    uncertainty, so the agreements' intervals for noise are centred. ``noise_interval`` is the wider alternative.
     """
     finite = np.asarray(draws, dtype=np.float64)
     finite = finite[np.isfinite(finite)]
@@ -234,7 +236,10 @@ def add_score_noise(values: Floats, stderr: Floats, draws: int, rng: np.random.G
 
 
 def noise_interval(value: float, draws: Floats, *, bounds: tuple[float, float]) -> Interval:
-    """Return the interval that spans the draws' percentiles, and the same moved to the observed value."""
+    """Return the interval that spans the draws' percentiles, and the same moved to the observed value.
+
+    Wider than the centred ``percentile_interval``: it keeps the end that the pull of the noise reaches.
+    """
     finite = draws[np.isfinite(draws)]
     if not np.isfinite(value) or len(finite) < 2:
         return Interval(value, float("nan"), float("nan"))

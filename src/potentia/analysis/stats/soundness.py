@@ -233,15 +233,19 @@ class TaskAgreement:
     shortfall: Interval  # of the mean τ below the expected one; NaN where none can be expected
     # Whether models surely differ less than half as much as on the others.
     is_narrow: bool
-    p_agrees: float  # that it agrees no more than a shuffled ranking
-    p_against: float  # that it disagrees no more than a shuffled ranking
+    p_agrees: float  # that it agrees no more than a shuffled ranking; NaN: not tested
+    p_against: float  # that it disagrees no more than a shuffled ranking; NaN: not tested
     units: int  # families, and models of none
     other_groups: int  # benchmarks among the others, of which each has one task or more
     drawn_unit: str = "models"  # what the intervals draw anew: families or models
 
     @property
     def answer(self) -> RankingAnswer:
-        """What may be said of its ranking; the same whether its agreement was tested in any case or not."""
+        """What may be said of its ranking.
+
+        AGREES and AGAINST need the permutation tests. ``TaskAgreements.compare`` may leave these out only where no flag
+        depends on them: then the answer is UNKNOWN, be it that the tests would show that the task agrees.
+        """
         # A single task that is alike may pass the test where the mean says nothing.
         may_be_zero = self.mean.low <= 0  # never where the interval is not known
         if self.p_agrees < TEST_LEVEL and not may_be_zero:
