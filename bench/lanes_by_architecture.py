@@ -13,8 +13,9 @@ plain PEFT, one fine-tuning after another, on padded batches: its row is the tim
 Each model has a process of its own, so that one that fails takes no other along; with ``--together`` some are checked
 at the same time on an equal share of the memory, and timed one after another. One that had to be timed while others
 were still being checked says so, and reaches no bar: of four at once on an H200 few were ready in time. What was
-measured is printed and appended to ``--out`` as soon as it is known, a JSON line for ours and one more with the peer. The ``--budget`` of seconds is shared out between the models
-that are left, those with an open question first. Bars are printed beside the figures.
+measured is printed and appended to ``--out`` as soon as it is known, a JSON line for ours and one more with the peer.
+The ``--budget`` of seconds is shared out between the models that are left, those with an open question first. Bars are
+printed beside the figures.
 
 Gemma 4's attention has no factor: what trained models have in the gains of its queries, random ones get there.
 """
