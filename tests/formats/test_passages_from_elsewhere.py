@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from potentia.analysis.rankings import find_pair
-from potentia.analysis.rankings.pair import DifferenceTest
+from potentia.analysis.rankings.task_difference import DifferenceTest
 from potentia.evidence import Evidence, read
 from potentia.formats import write_scores
 from potentia.values.scores import ItemOutcome, find_clusters

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from potentia.analysis.rankings.decide import decide_ranking
-from potentia.analysis.rankings.lead import ScoreGaps
 from potentia.analysis.rankings.noise import task_noise
-from potentia.analysis.rankings.pair import DifferenceTest, compare_tasks
+from potentia.analysis.rankings.pair import compare_tasks
+from potentia.analysis.rankings.pair_test import ScoreGaps
+from potentia.analysis.rankings.task_difference import DifferenceTest
 from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.first_place import paired_noise_covariance
 from potentia.analysis.stats.significance import measure_significance

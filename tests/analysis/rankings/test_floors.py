@@ -81,5 +81,5 @@ def test_two_models_of_one_score_are_compared_in_one_breath(tmp_path):
         "model,task,score,stderr,n\nA,t,0.5,0.05,100\nB,t,0.5,0.05,100\n"
     )
     (sentence,) = find_pair(read(tmp_path / "s.csv"), "A", "B").sentences()
-    interval = "95 % interval of the difference by test noise alone -14.1 to 14.1 points"
+    interval = "95 % interval of the difference by test noise alone -14.3 to 14.3 points"
     assert sentence == f"A and B score the same without further fine-tuning ({interval})."

@@ -40,7 +40,7 @@ from potentia.analysis.rankings.decide import (
     decide_ranking,
     select_tasks_of_one_scale,
 )
-from potentia.analysis.rankings.lead import ScoreGaps
+from potentia.analysis.rankings.pair_test import ScoreGaps
 from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.bootstrap import kendall_by_row
 from potentia.analysis.wording import capitalize_first, format_plus_minus

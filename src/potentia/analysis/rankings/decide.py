@@ -34,6 +34,12 @@ from scipy.sparse.csgraph import connected_components
 from scipy.stats import rankdata
 
 from potentia.analysis.rankings.noise import TaskNoise, task_noise
+from potentia.analysis.rankings.pair_test import (
+    PairTest,
+    PairTester,
+    has_one_scale,
+    widening_of_z,
+)
 from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.first_place import (
@@ -56,10 +62,6 @@ DRAWS = 10_000
 LEAST_DRAWS = 400
 MOST_NUMBERS = 2_000_000  # of many models fewer draws are made, so that they hold so many numbers
 CHUNK = 500  # draws at a time
-# A z score of few models is bounded, as it is divided by a spread that holds the model itself. Of numbers whose
-# excess kurtosis is −6/(models + 1) Student's t is too sure: of five equal models on five tasks it calls two
-# different in 6.0 %. The factor is from 30,000 studies each of 5 to 20 models on 5 to 24 tasks.
-BOUNDED_Z = 2.0
 
 
 class AggregateMethod(StrEnum):
@@ -105,16 +107,6 @@ AGGREGATE_LABELS: dict[str, str] = {
     AggregateMethod.MEAN_RANK: "share of comparisons won over tasks",
     AggregateMethod.MEAN_Z: "mean z score over tasks",
 }
-
-
-def has_one_scale(matrix: ScoreMatrix) -> bool:
-    """Whether the scores of all tasks may be averaged: they are by one metric, or all shares that are to be high."""
-    names = {(metric.canonical_name, metric.higher_is_better) for metric in matrix.metrics}
-    if len(names) == 1 and next(iter(names))[0]:
-        return True
-    return (
-        matrix.has_unit_scale and len({metric.higher_is_better for metric in matrix.metrics}) == 1
-    )
 
 
 def select_tasks_of_one_scale(matrix: ScoreMatrix) -> tuple[str, ...]:
@@ -206,6 +198,7 @@ class Ranking(Finding):
     drawn_scores: Floats = field(
         default_factory=lambda: np.zeros((0, 0)), repr=False
     )  # (draws, models)
+    pair_tester: PairTester | None = field(default=None, repr=False)  # of any two of these models
 
     @classmethod
     def from_draws(
@@ -214,11 +207,15 @@ class Ranking(Finding):
         scores: FilledScores,
         drawn_scores: Floats,
         *,
+        pair_tester: PairTester,
         generalizes: bool,
         level: float,
         seed: int,
     ) -> Ranking:
-        """Rank the models by their estimates, with the ranks and the chances that the draws give them."""
+        """Rank the models by their estimates, with the ranks and the chances that the draws give them.
+
+        That the first is better than another is what their own test says.
+        """
         models = len(matrix.models)
         order = np.argsort(-scores.estimate, kind="stable")
         low = high = p_first = p_beats = np.full(models, np.nan)
@@ -231,7 +228,12 @@ class Ranking(Finding):
             if models >= ENOUGH_MODELS:
                 shrunk = shrink_draws(drawn_scores, np.random.default_rng([seed, 1]))
             p_first = first_place_shares(shrunk)
-            p_beats = _compare_with_first(drawn_scores, int(order[0]))
+            p_beats = _test_first(
+                pair_tester, matrix.models[int(order[0])], generalizes=generalizes
+            )
+        if models == 2 and len(drawn_scores):
+            # The one pair that there is: its test says how likely each is to be first.
+            p_first, low, high = _place_two(p_beats, level)
         ranks = rankdata(-np.round(scores.estimate, 12))
         centred_scores = scores.scale.centre(scores.estimate)
         task_counts = np.isfinite(matrix.values).sum(axis=1)[order]
@@ -253,6 +255,7 @@ class Ranking(Finding):
             level=level,
             task_scales=scores.scale.factors,
             drawn_scores=drawn_scores[:, order],
+            pair_tester=pair_tester,
         )
 
     @property
@@ -267,6 +270,11 @@ class Ranking(Finding):
         That takes enough tasks, or a standard error of every score.
         """
         return bool(len(self.drawn_scores))
+
+    @property
+    def has_no_errors(self) -> bool:
+        """Whether no score has a standard error."""
+        return bool(self.without_error) and len(self.without_error) == sum(self.task_counts)
 
     @property
     def first(self) -> str:
@@ -328,13 +336,17 @@ class Ranking(Finding):
 
     def probability_better(self, first: str, second: str) -> float:
         """Return the probability that the first model is better than the second; NaN where nothing is claimed."""
+        pair_test = self.test_pair(first, second)
+        return math.nan if pair_test is None else pair_test.chance
+
+    def test_pair(self, first: str, second: str) -> PairTest | None:
+        """Test two models on the tasks that both have; None where they share none."""
         for part in self.other_parts:
             if first in part.models:
-                return part.probability_better(first, second)
-        if not self.can_claim or first not in self.models or second not in self.models:
-            return math.nan
-        difference = self.draws_of(first) - self.draws_of(second)
-        return float(np.mean(difference > 0) + 0.5 * np.mean(difference == 0))
+                return part.test_pair(first, second)
+        if self.pair_tester is None or not {first, second} <= set(self.models):
+            return None
+        return self.pair_tester.test(first, second)
 
     def tables(self) -> Sequence[Table]:
         """Return the ranking, and those of the models that cannot be compared with these."""
@@ -370,12 +382,33 @@ class Ranking(Finding):
         return tables
 
 
-def _compare_with_first(drawn_scores: Floats, first: int) -> Floats:
-    """Return the probability that one model is better than each of the others; NaN for itself."""
-    difference = drawn_scores[:, [first]] - drawn_scores
-    p_beats = np.mean(difference > 0, axis=0) + 0.5 * np.mean(difference == 0, axis=0)
-    p_beats[first] = np.nan
-    return np.asarray(p_beats)
+def _test_first(pair_tester: PairTester, first: str, *, generalizes: bool) -> Floats:
+    """Return the probability that one model is better than each of the others; NaN for itself.
+
+    It is one half where their own scores say nothing: where two share no task, or too few to speak of others.
+    """
+    chances = []
+    for model in pair_tester.matrix.models:
+        if model == first:
+            chances.append(math.nan)
+            continue
+        pair_test = pair_tester.test(first, model, of_other_tasks=generalizes)
+        chance = 0.5
+        if pair_test is not None and (pair_test.generalizes or not generalizes):
+            chance = pair_test.chance
+        chances.append(0.5 if math.isnan(chance) else chance)
+    return np.array(chances)
+
+
+def _place_two(p_beats: Floats, level: float) -> tuple[Floats, Floats, Floats]:
+    """Return of two models the probabilities of first place, and the ends of the intervals of their ranks."""
+    chance = float(np.nanmax(p_beats))
+    is_first = np.isnan(p_beats)
+    p_first = np.where(is_first, chance, 1 - chance)
+    own_rank = np.where(is_first, 1.0, 2.0)
+    if chance >= 0.5 + level / 2:
+        return p_first, own_rank, own_rank
+    return p_first, np.array([1.0, 1.0]), np.array([2.0, 2.0])
 
 
 def format_rank_span(low: float, high: float) -> str | None:
@@ -439,8 +472,17 @@ def _rank_connected(
             generalizes=generalizes,
             rng=rng,
         )
+    z_factors = None
+    if scores.scale.method is AggregateMethod.MEAN_Z:
+        z_factors = scores.scale.factors
     return Ranking.from_draws(
-        matrix, scores, drawn_scores, generalizes=generalizes, level=level, seed=seed
+        matrix,
+        scores,
+        drawn_scores,
+        pair_tester=PairTester(matrix, items, groups, z_factors, noise),
+        generalizes=generalizes,
+        level=level,
+        seed=seed,
     )
 
 
@@ -729,7 +771,7 @@ def _draw_other_tasks(
     if variance > 0:
         widening = max(1.0, math.sqrt(noise_variance / variance))
     if method is AggregateMethod.MEAN_Z:
-        widening *= 1 + BOUNDED_Z / ((models + 1) * (groups - 1))
+        widening *= widening_of_z(models, groups)
     normals = rng.standard_normal((draws, groups))
     chi_square = rng.chisquare(groups - 1, size=(draws, 1))
     weights = normals * np.sqrt((groups - 1) / chi_square)

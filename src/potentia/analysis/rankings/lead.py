@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
-from scipy.stats import chi2, norm
+from scipy.stats import norm
 from scipy.stats import t as student_t
 
 from potentia.analysis.rankings.decide import (
     CLAIM_PROBABILITY,
     AggregateMethod,
     Ranking,
-    has_one_scale,
 )
-from potentia.analysis.rankings.noise import task_noise
-from potentia.analysis.rankings.task_groups import TaskGroups
+from potentia.analysis.rankings.pair_test import ScoreGaps
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.significance import POWER
-from potentia.values.findings import Interval, select_positions
-from potentia.values.scores import Floats, Outcomes, ScoreMatrix
+from potentia.values.findings import Interval
+from potentia.values.scores import Outcomes, ScoreMatrix
 
 MOST_TIMES = 100.0  # times as many test examples as there are: more are out of reach
 MOST_TASKS = 10.0
-SPLIT_LEVEL = 0.05  # of the tests that say that each of two models leads on a task
+
+
+class RankedOtherwise(StrEnum):
+    """Why a ranking of all models orders two of them otherwise than their own difference does."""
+
+    BY_SPREAD = "spread"  # tasks count by how far apart all models are on them
+    BY_OTHER_TASKS = "other tasks"  # tasks count that one of the two lacks
+    BY_OTHER_MODELS = "other models"  # comparisons with all models are counted
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Lead:
     are_shares: bool = (
         False  # whether scores are shares of 1, so that a difference is told in points
     )
+    ranked_otherwise: RankedOtherwise | None = None  # why the ranking puts the second first
 
     @property
     def is_certain(self) -> bool:
@@ -54,10 +61,15 @@ def measure_lead(
     ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, first: str, second: str
 ) -> Lead | None:
     """Compare two models; the likelier of them comes first. None where they share no task."""
+    pair_test = ranking.test_pair(first, second)
     score_gaps = ScoreGaps.measure(matrix, items, first, second, ranking.groups)
     if score_gaps is None:
         return None
-    chance = ranking.probability_better(first, second)
+    generalizes = ranking.generalizes
+    chance = math.nan
+    if pair_test is not None:
+        chance = pair_test.chance
+        generalizes = pair_test.generalizes
     # Models that score alike stay in their order.
     if chance < 0.5 and score_gaps.differences.any():
         first, second = second, first
@@ -72,91 +84,28 @@ def measure_lead(
         difference=difference,
         tasks_ahead=tasks_ahead,
         chance=chance,
-        generalizes=ranking.generalizes,
+        generalizes=generalizes,
         are_shares=score_gaps.are_shares,
+        ranked_otherwise=_explain_order(ranking, first, second, score_gaps),
     )
 
 
-@dataclass(frozen=True)
-class ScoreGaps:
-    """The differences of two models on the tasks that both have."""
-
-    tasks: tuple[str, ...]
-    groups: TaskGroups  # of these tasks
-    differences: Floats  # (tasks,): of the first over the second; more is better
-    variances: Floats  # (tasks,): by test noise; NaN without standard errors
-    has_one_scale: bool  # whether the differences may be averaged
-    are_shares: bool  # whether the scores are shares of 1
-
-    @classmethod
-    def measure(
-        cls,
-        matrix: ScoreMatrix,
-        items: Outcomes | None,
-        first: str,
-        second: str,
-        groups: TaskGroups,
-    ) -> ScoreGaps | None:
-        """Measure the differences; None where the models share no task."""
-        pair_matrix = matrix.select(models=[first, second])
-        columns = np.flatnonzero(np.isfinite(pair_matrix.values).all(axis=0))
-        if not len(columns):
-            return None
-        covariances = [
-            task_noise(pair_matrix, int(column), items).full_covariance() for column in columns
-        ]
-        noise = np.stack(covariances)  # (tasks, 2, 2)
-        variances = noise[:, 0, 0] + noise[:, 1, 1] - 2 * noise[:, 0, 1]
-        # Of a model and its copy, rounding may leave less than nothing.
-        variances = np.maximum(variances, 0.0)
-        has_errors = np.isfinite(pair_matrix.stderr[:, columns]).all(axis=0)
-        scores = pair_matrix.oriented()[:, columns]
-        tasks = select_positions(matrix.tasks, columns)
-        known_tasks = set(groups.tasks)
-        differences = scores[0] - scores[1]
-        return cls(
-            tasks=tasks,
-            groups=groups.select(tasks)
-            if known_tasks.issuperset(tasks)
-            else TaskGroups.find(tasks),
-            differences=differences,
-            variances=np.where(has_errors, variances, np.nan),
-            has_one_scale=has_one_scale(pair_matrix.select(tasks=columns)),
-            are_shares=pair_matrix.select(tasks=columns).has_unit_scale,
-        )
-
-    def reversed(self) -> ScoreGaps:
-        """Return the differences of the second model over the first."""
-        return replace(self, differences=-self.differences)
-
-    def mean_difference(self, level: float) -> Interval | None:
-        """Return the difference of the mean scores with its interval of test noise; None without a common scale."""
-        if not self.has_one_scale:
-            return None
-        weights = self.groups.weights
-        error = math.sqrt(float(weights**2 @ self.variances))
-        half_width = float(norm.ppf(0.5 + level / 2)) * error
-        return Interval.around(float(weights @ self.differences), half_width, level)
-
-    @property
-    def is_split(self) -> bool:
-        """Whether each of the two models leads on a task by more than test noise (Bonferroni, 5 %)."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            z_scores = self.differences / np.sqrt(self.variances)
-        threshold = float(norm.ppf(1 - SPLIT_LEVEL / (2 * len(self.tasks))))
-        return bool((z_scores > threshold).any() and (z_scores < -threshold).any())
-
-    def vary_by_group(self, scales: Floats) -> bool:
-        """Whether the differences on a common scale vary over groups of tasks by more than test noise (Cochran's Q)."""
-        groups = len(self.groups.names)
-        differences = self.groups.average(self.differences * scales)
-        shares = scales * self.groups.shares
-        variances = np.bincount(self.groups.positions, shares**2 * self.variances, minlength=groups)
-        if not (variances > 0).all():
-            return bool(np.ptp(differences) > 0)
-        weights = 1.0 / variances
-        deviations = differences - np.average(differences, weights=weights)
-        return bool(chi2.sf(float(weights @ deviations**2), groups - 1) < SPLIT_LEVEL)
+def _explain_order(
+    ranking: Ranking, first: str, second: str, score_gaps: ScoreGaps
+) -> RankedOtherwise | None:
+    """Say why the ranking puts the second model before the first; None where it does not."""
+    first_rank = ranking.rank_of(first)
+    second_rank = ranking.rank_of(second)
+    if first_rank is None or second_rank is None or first_rank <= second_rank:
+        return None
+    difference = score_gaps.mean_difference(ranking.level)
+    if difference is not None and difference.value <= 0:
+        return None
+    if ranking.method is AggregateMethod.MEAN_Z and score_gaps.has_one_scale:
+        return RankedOtherwise.BY_SPREAD
+    if len(score_gaps.tasks) < len(ranking.tasks):
+        return RankedOtherwise.BY_OTHER_TASKS
+    return RankedOtherwise.BY_OTHER_MODELS
 
 
 @dataclass(frozen=True)
@@ -191,27 +140,23 @@ def estimate_missing_evidence(
     """
     if ranking.method is AggregateMethod.MEAN_RANK:
         return None
-    score_gaps = ScoreGaps.measure(matrix, items, first, rival, ranking.groups)
-    if score_gaps is None or not ranking.can_claim or not np.isfinite(score_gaps.variances).all():
+    pair_test = ranking.test_pair(first, rival)
+    if pair_test is None or pair_test.scales is None:
         return None
-    chance = ranking.probability_better(first, rival)
-    if not chance < CLAIM_PROBABILITY:
+    score_gaps = pair_test.gaps
+    is_open = 1 - CLAIM_PROBABILITY < pair_test.chance < CLAIM_PROBABILITY
+    if not np.isfinite(score_gaps.variances).all() or not is_open:
         return None
     groups = len(score_gaps.groups.names)
-    difference = ranking.draws_of(first) - ranking.draws_of(rival)
-    scales = ranking.task_scales[[ranking.tasks.index(task) for task in score_gaps.tasks]]
-    noise_variance = float((scales * score_gaps.groups.weights) ** 2 @ score_gaps.variances)
-    variance = noise_variance
+    noise_variance = pair_test.noise_variance
     detectable = detectable_z()
     varies_by_task = False
-    if ranking.generalizes:
-        freedom = len(ranking.groups.names) - 1
-        # The draws are Student's t, which vary more than the mean that they are of.
-        variance = max(float(np.var(difference)) * (freedom - 2) / freedom, noise_variance)
+    if pair_test.generalizes:
+        freedom = groups - 1
         detectable = float(student_t.ppf(0.5 + LEVEL / 2, freedom) + student_t.ppf(POWER, freedom))
-        varies_by_task = score_gaps.vary_by_group(scales)
-    task_variance = variance - noise_variance
-    allowed = (float(difference.mean()) / detectable) ** 2
+        varies_by_task = score_gaps.vary_by_group(pair_test.scales)
+    task_variance = pair_test.variance - noise_variance
+    allowed = (pair_test.value / detectable) ** 2
     is_limited_by_tasks: bool | None = allowed <= task_variance
     if is_limited_by_tasks and not varies_by_task:
         is_limited_by_tasks = None
@@ -221,8 +166,8 @@ def estimate_missing_evidence(
     if allowed > task_variance and 0 < noise_variance <= MOST_TIMES * (allowed - task_variance):
         times = noise_variance / (allowed - task_variance)
         more_examples = _count_more_examples(times, score_gaps.tasks, test_sizes)
-    elif ranking.generalizes and allowed > 0:
-        needed = groups * variance / allowed
+    elif pair_test.generalizes and allowed > 0:
+        needed = groups * pair_test.variance / allowed
         if needed <= MOST_TASKS * groups:
             more_tasks = max(1, math.ceil(needed) - groups)
     return MissingEvidence(

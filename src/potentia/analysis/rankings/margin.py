@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import norm
 
-from potentia.analysis.rankings.lead import ScoreGaps, detectable_z
+from potentia.analysis.rankings.lead import detectable_z
+from potentia.analysis.rankings.pair_test import ScoreGaps
 from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.non_inferiority import MarginVerdict, check_margin, judge_margin

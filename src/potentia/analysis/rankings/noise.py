@@ -41,6 +41,15 @@ class TaskNoise:
             return total - total / len(self.errors)
         return float(np.trace(covariance) - covariance.sum() / len(self.errors))
 
+    def difference_variance(self, first: int, second: int) -> float:
+        """The variance of the difference of two models, by their rows."""
+        total = float(self.errors[first] ** 2 + self.errors[second] ** 2)
+        if self.covariance is None:
+            return total
+        shared = 2 * float(self.covariance[first, second])
+        # Of a model and its copy, rounding may leave less than nothing.
+        return max(total - shared, 0.0)
+
     def full_covariance(self) -> Floats:
         """Return the covariance as a matrix, also where it is diagonal."""
         if self.covariance is None:

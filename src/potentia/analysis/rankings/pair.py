@@ -1,11 +1,9 @@
 """Two models side by side on every task they share: who is better, and how sure that is.
 
-Where items are stored the difference is taken document by document: its interval is of the paired differences, and
-McNemar's exact test looks at the documents that one model alone gets right. Documents that share a passage are no
-independent evidence: they are taken together, as clusters. Where there are no items, or a score is no
-mean of items (f1, mcc), two scores have nothing in common but their errors. Which differences are real is decided for
-all tasks together (Benjamini–Hochberg, 5 % false discoveries); who is better over all of them is what
-``decide_ranking`` says.
+Each task has its test (``task_difference``). Which differences are real is decided for all tasks together
+(Benjamini–Hochberg, 5 % false discoveries). Who is better over all of them is what their own difference says
+(``pair_test``): the other models of the table have no part in it, but that a ranking by z scores may order the two
+otherwise is said.
 """
 
 from __future__ import annotations
@@ -13,11 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.stats import t as student_t
 
 from potentia.analysis.completion import predict_missing_cells
 from potentia.analysis.rankings.decide import decide_ranking
@@ -28,34 +24,21 @@ from potentia.analysis.rankings.lead import (
     measure_lead,
 )
 from potentia.analysis.rankings.margin import MarginComparison, compare_within_margin
-from potentia.analysis.rankings.noise import PairedOutcomes, paired_outcomes, task_noise
 from potentia.analysis.rankings.sentences import pair_sentences
+from potentia.analysis.rankings.task_difference import DifferenceTest, measure_task_difference
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.non_inferiority import are_equivalent, check_margin
-from potentia.analysis.stats.sign_flips import sign_flip_p_value
 from potentia.analysis.stats.significance import (
     benjamini_hochberg,
     estimate_test_sizes,
-    mcnemar_p_value,
 )
 from potentia.errors import InputError
-from potentia.values.clusters import clustered_error, degrees_of_freedom
 from potentia.values.findings import Finding, Interval, Table, TableValue, short_names
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Outcomes, ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
-
-
-class DifferenceTest(StrEnum):
-    """How the difference of two scores is tested."""
-
-    MCNEMAR = "McNemar"
-    PAIRED = "paired t"
-    MCNEMAR_CLUSTERS = "McNemar, clusters"  # whole passages are flipped
-    PAIRED_CLUSTERS = "paired t, clusters"
-    UNPAIRED = "z"
 
 
 @dataclass(frozen=True)
@@ -298,108 +281,19 @@ def _compare_task(
     matrix: ScoreMatrix, column: int, outcomes: Outcomes, level: float
 ) -> TaskComparison | None:
     """Compare the two rows of a matrix on one task; None where one has no score."""
-    first, second = (float(score) for score in matrix.values[:, column])
-    if not (math.isfinite(first) and math.isfinite(second)):
+    tested = measure_task_difference(matrix, column, outcomes)
+    if tested is None:
         return None
-    sign = 1.0 if matrix.higher_is_better[column] else -1.0
-    difference = (first - second) * sign
-    paired = paired_outcomes(matrix, column, outcomes)
-    if paired is None:
-        tested = _test_unpaired(matrix, column, difference)
-    else:
-        tested = _test_paired(matrix, column, difference, paired)
-    half_width = float(student_t.ppf(0.5 + level / 2, tested.freedom)) * tested.error
     return TaskComparison(
         models=(matrix.models[0], matrix.models[1]),
         protocol=matrix.protocol,
         task=matrix.tasks[column],
-        first=first,
-        second=second,
-        difference=Interval.around(difference, half_width, level),
+        first=float(matrix.values[0, column]),
+        second=float(matrix.values[1, column]),
+        difference=tested.interval(level),
         p_value=tested.p_value,
         test=tested.test,
         documents=tested.documents,
         first_only=tested.first_only,
         second_only=tested.second_only,
     )
-
-
-@dataclass(frozen=True)
-class _TestedDifference:
-    """What a test says of the difference of two scores."""
-
-    test: DifferenceTest
-    error: float  # standard error of the difference
-    p_value: float
-    freedom: float = math.inf  # degrees of freedom of the error
-    documents: int | None = None
-    first_only: tuple[int, ...] = ()
-    second_only: tuple[int, ...] = ()
-
-
-def _test_unpaired(matrix: ScoreMatrix, column: int, difference: float) -> _TestedDifference:
-    """Test the difference of two scores that have nothing in common but their errors."""
-    error = float(np.hypot(*matrix.stderr[:, column]))
-    degrees = math.inf
-    documents = matrix.n[:, column]
-    if np.isfinite(documents).all() and math.isfinite(error):
-        # The errors themselves are known from so many documents.
-        error = float(np.hypot(*task_noise(matrix, column, None).errors))
-        degrees = float(documents.min()) - 1
-    p_value = _two_sided_p_value(difference, error, degrees)
-    return _TestedDifference(DifferenceTest.UNPAIRED, error, p_value, degrees)
-
-
-def _test_paired(
-    matrix: ScoreMatrix,
-    column: int,
-    difference: float,
-    paired: PairedOutcomes,
-) -> _TestedDifference:
-    """Test the difference of two scores document by document; documents that share a passage speak as one.
-
-    McNemar's test is of these very fine-tunings. Where it is known how far another seed moves a score, the difference
-    has to stand out from that, too.
-    """
-    first, second = paired.outcomes
-    clusters = paired.clusters
-    task = matrix.tasks[column]
-    seed_errors = [matrix.seed_error(model, task) for model in matrix.models]
-    error = math.hypot(clustered_error(first - second, clusters), *seed_errors)
-    freedom = degrees_of_freedom(clusters)
-    p_value_by_error = _two_sided_p_value(difference, error, freedom)
-    by_error = DifferenceTest.PAIRED
-    if not clusters.are_independent:
-        by_error = DifferenceTest.PAIRED_CLUSTERS
-    if not set(np.unique(paired.outcomes)) <= {0.0, 1.0}:
-        return _TestedDifference(by_error, error, p_value_by_error, freedom, len(first))
-    numbers = np.array(paired.documents)
-    first_only = tuple(numbers[first > second].tolist())
-    second_only = tuple(numbers[first < second].tolist())
-    if clusters.are_independent:
-        difference_test = DifferenceTest.MCNEMAR
-        p_value = mcnemar_p_value(len(first_only), len(second_only))
-    else:
-        difference_test = DifferenceTest.MCNEMAR_CLUSTERS
-        p_value = sign_flip_p_value(clusters.sum_by_cluster(first - second))
-    if any(seed_errors) and p_value_by_error > p_value:
-        difference_test = by_error
-        p_value = p_value_by_error
-    return _TestedDifference(
-        test=difference_test,
-        error=error,
-        p_value=p_value,
-        freedom=freedom,
-        documents=len(first),
-        first_only=first_only,
-        second_only=second_only,
-    )
-
-
-def _two_sided_p_value(difference: float, error: float, degrees: float) -> float:
-    """Return the p value of a difference by Student's t; NaN where its error is not known."""
-    if not math.isfinite(error):
-        return math.nan
-    if error > 0:
-        return 2.0 * float(student_t.sf(abs(difference) / error, degrees))
-    return float(difference == 0)

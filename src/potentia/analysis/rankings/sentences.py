@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from potentia.analysis.rankings.lead import RankedOtherwise
 from potentia.analysis.stats.first_place import ENOUGH_MODELS, ENOUGH_TASKS
 from potentia.analysis.wording import (
     capitalize_first,
@@ -159,6 +160,8 @@ def certainty_sentences(
         sentences.append(ranking.groups.describe_groups())
     if lead is not None and ranking.can_claim:
         sentences.append(lead_sentence(lead))
+    if lead is not None and lead.ranked_otherwise is not None:
+        sentences.append(order_sentence(lead, lead.ranked_otherwise))
     if missing is not None:
         sentences.append(missing_sentence(missing))
     if ranking.unranked:
@@ -170,6 +173,11 @@ def _scope_of_certainty(ranking: Ranking) -> str | None:
     """Say what a certain first place allows for; None where it is not certain, or there is one task to speak of."""
     if not ranking.is_first_certain:
         return None
+    if ranking.generalizes and ranking.has_no_errors:
+        return (
+            "This allows for other tasks like these; the scores have no standard errors: "
+            "test noise is allowed for only as far as it shows between tasks."
+        )
     if ranking.generalizes:
         return "This allows for test noise and for other tasks like these."
     if len(ranking.tasks) > 1:
@@ -254,6 +262,17 @@ def lead_sentence(lead: Lead) -> str:
     return f"On {tasks} {first} scores {amount} {direction} than {second}{interval}."
 
 
+def order_sentence(lead: Lead, reason: RankedOtherwise) -> str:
+    """Say that the ranking of all models orders two of them otherwise than their own difference, and why."""
+    first, second = short_names([lead.first, lead.second])
+    reasons = {
+        RankedOtherwise.BY_SPREAD: "by mean z score, a difference counts the less the further apart all models are on its task",
+        RankedOtherwise.BY_OTHER_TASKS: "tasks count that one of the two lacks",
+        RankedOtherwise.BY_OTHER_MODELS: "comparisons with the other models count, too",
+    }
+    return f"The ranking of all models puts {second} before {first}: {reasons[reason]}."
+
+
 def _describe_interval(difference: Interval, in_points: bool, subject: str = "") -> str:
     """Write the interval of a difference in its own direction; nothing where it is not known."""
     if not math.isfinite(difference.low):
@@ -319,10 +338,12 @@ def pair_sentences(
     missing: MissingEvidence | None,
 ) -> list[str]:
     """Say who is better under one protocol, by how much, and on how many tasks."""
-    answer = _better_sentence(lead, describe_preparation(protocol), missing)
-    if len(comparisons) < 2 or not math.isfinite(lead.chance):
-        return [answer]
-    return [answer, wins_sentence(comparisons)]
+    answers = [_better_sentence(lead, describe_preparation(protocol), missing)]
+    if lead.ranked_otherwise is not None:
+        answers.append(order_sentence(lead, lead.ranked_otherwise))
+    if len(comparisons) > 1 and math.isfinite(lead.chance):
+        answers.append(wins_sentence(comparisons))
+    return answers
 
 
 def _better_sentence(lead: Lead, preparation: str, missing: MissingEvidence | None) -> str:
@@ -353,6 +374,8 @@ def wins_sentence(comparisons: Sequence[TaskComparison]) -> str:
     """Say on how many tasks the difference is real, corrected for looking at all of them."""
     first, second = short_names(list(comparisons[0].models))
     significant = [comparison for comparison in comparisons if comparison.is_significant]
+    if all(comparison.is_significant is None for comparison in comparisons):
+        return "No single task can be tested: the scores have no standard errors."
     if not significant:
         return (
             f"On none of the {len(comparisons)} tasks is the difference significant "
