@@ -173,7 +173,8 @@ def test_items_of_a_store_give_paired_tests(potentia, tmp_path):
     assert done.returncode == 0, done.stderr
     paired = json.loads(done.stdout)["significance direct"]
     assert paired["items"] == [200, 200]
-    assert paired["by_items"] == [3, 3]
+    assert paired["significant"] == [3, 3]
+    assert paired["tests"] == ["McNemar", "McNemar"]
     bare = find_rankings(
         read(tmp_path / "potentia.db"), RankingOptions(resamples=20, use_items=False)
     ).findings_by_name()

@@ -55,7 +55,7 @@ def test_false_differences_of_equal_models(clustered: bool) -> None:
         (comparison,) = compare_tasks(matrix, outcomes)
         by_pair += bool(comparison.is_significant)
         by_headline += decide_ranking(matrix, outcomes).is_first_certain
-        by_items += measure_significance(matrix, outcomes).by_items[0]
+        by_items += measure_significance(matrix, outcomes).significant[0]
     rates = np.array([by_pair, by_headline, by_items]) / studies
     if clustered:
         # 5 % and two standard errors of 300 studies.

@@ -48,7 +48,10 @@ def test_stored_items_sharpen_the_test_of_their_task_alone():
             if m != "c"
         }
     }
-    plain, sharp = map_evidence(MATRIX), map_evidence(MATRIX, outcomes)
+    values = MATRIX.values.copy()
+    values[:, 1] = right.mean(axis=1)  # else the items are not those of the scores
+    scored = replace(MATRIX, values=values)
+    plain, sharp = map_evidence(scored), map_evidence(scored, outcomes)
     assert plain is not None
     assert sharp is not None
     assert sharp.basis == ("z test", "McNemar", "z test", "z test")
@@ -118,5 +121,5 @@ def test_what_seeds_move_is_no_win():
     assert careful is not None
     assert plain.p[0, 0] < 0.05
     assert careful.p[0, 0] > 0.2
-    assert measure_significance(matrix, outcomes).by_items == (1,)
-    assert measure_significance(with_seeds, outcomes).by_items == (0,)
+    assert measure_significance(matrix, outcomes).significant == (1,)
+    assert measure_significance(with_seeds, outcomes).significant == (0,)

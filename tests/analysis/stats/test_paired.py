@@ -43,17 +43,15 @@ def test_shared_items_resolve_what_standard_errors_cannot():
     matrix, outcomes, _ = study()
     significance = measure_significance(matrix, outcomes)
     assert (significance.models, significance.items, significance.pairs) == (4, (300,), (6,))
-    assert significance.by_items[0] > significance.significant[0]
-    assert significance.tables()[0].rows[0][-3:] == (
-        300,
-        significance.by_items[0],
-        significance.item_discoveries[0],
-    )
+    assert significance.significant[0] > measure_significance(matrix).significant[0]
+    assert significance.tables()[0].rows[0][-2:] == ("McNemar", 300)
 
 
 def test_only_the_documents_that_all_have():
-    matrix, outcomes, _ = study()
+    matrix, outcomes, right = study()
     del outcomes["rte"]["m0"][7]
+    assert measure_significance(matrix, outcomes).items == (300,)  # m0 by its standard error
+    matrix.values[0] = np.delete(right[0], 7).mean()
     assert measure_significance(matrix, outcomes).items == (299,)
     assert measure_significance(matrix, {"rte": {"m0": {0: 1.0}}}).items == (0,)
     assert measure_significance(matrix).items == (0,)
@@ -79,4 +77,4 @@ def test_items_reach_the_findings():
     scores = analyze_scores(
         {"direct": matrix}, Background(), RankingOptions(resamples=20), {"direct": outcomes}
     )
-    assert scores.significance["direct"].by_items[0] > 0
+    assert scores.significance["direct"].tests == ("McNemar",)

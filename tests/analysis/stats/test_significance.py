@@ -14,7 +14,6 @@ from statsmodels.stats.multitest import multipletests
 from potentia.analysis.stats.correlation import kendall_matrix
 from potentia.analysis.stats.significance import (
     benjamini_hochberg,
-    count_significant_pairs,
     detectable_difference,
     mcnemar_p_value,
     measure_significance,
@@ -37,6 +36,12 @@ def matrix(values, stderr, **more):
         stderr=stderr,
         **more,
     )
+
+
+def count_pairs(tested, **options):
+    """Return how many pairs could be compared on each task, and how many differ."""
+    significance = measure_significance(tested, **options)
+    return significance.pairs, significance.significant
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
@@ -68,8 +73,8 @@ def test_z_test_is_the_two_sample_test():
     z = 0.1 / 0.05
     assert pair_z_scores(result)[0, 0] == pytest.approx(z)
     assert pair_p_values(result)[0, 0] == pytest.approx(2 * stats.norm.sf(z))
-    assert count_significant_pairs(result) == ((1,), (1,))
-    assert count_significant_pairs(result, level=0.99) == ((1,), (0,))
+    assert count_pairs(result) == ((1,), (1,))
+    assert count_pairs(result, level=0.99) == ((1,), (0,))
 
 
 def test_lower_is_better_turns_the_sign():
@@ -85,11 +90,11 @@ def test_gaps_and_missing_errors_are_not_compared():
     np.testing.assert_array_equal(
         np.isfinite(pair_z_scores(result)), [[False, False], [True, False], [False, True]]
     )
-    assert count_significant_pairs(result) == ((1, 1), (1, 1))
+    assert count_pairs(result) == ((1, 1), (1, 1))
 
 
 def test_scores_without_error_differ_where_they_differ():
-    assert count_significant_pairs(matrix([[0.6], [0.5], [0.5]], np.zeros((3, 1)))) == ((3,), (2,))
+    assert count_pairs(matrix([[0.6], [0.5], [0.5]], np.zeros((3, 1)))) == ((3,), (2,))
 
 
 @given(st.data())

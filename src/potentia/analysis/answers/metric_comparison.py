@@ -16,18 +16,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.stats import t as student_t
 
 from potentia.analysis.checkpoints import Checkpoint, find_checkpoints, group_by_series
 from potentia.analysis.stats import measure_signal_to_noise
 from potentia.analysis.stats.bootstrap import kendall_by_row
 from potentia.analysis.stats.signal import LAST_CHECKPOINTS, LEAST_CHECKPOINTS
-from potentia.analysis.stats.significance import align_outcomes
+from potentia.analysis.stats.significance import align_outcomes, item_p_values
 from potentia.errors import InputError
 from potentia.evidence import read_by_metric
 from potentia.facts import find_chance_score
 from potentia.values.answer_bits import ANSWER_BITS
-from potentia.values.clusters import LEAST_CLUSTERS, clustered_covariance, degrees_of_freedom
+from potentia.values.clusters import LEAST_CLUSTERS
 from potentia.values.findings import Bars, Chart, Finding, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
@@ -289,16 +288,4 @@ def measure_separated_share(
     clusters = aligned.clusters
     if len(values) < 2 or clusters.count < LEAST_CLUSTERS:
         return math.nan
-    covariance = clustered_covariance(values, clusters)
-    variances = np.diag(covariance)
-    first_of_pair, second_of_pair = np.triu_indices(len(values), 1)
-    variance_of_difference = (
-        variances[first_of_pair]
-        + variances[second_of_pair]
-        - 2 * covariance[first_of_pair, second_of_pair]
-    )
-    errors = np.sqrt(np.maximum(variance_of_difference, 0.0))
-    means = values.mean(axis=1)
-    score_gaps = np.abs(means[first_of_pair] - means[second_of_pair])
-    limit = float(student_t.ppf(1 - SIGNIFICANT / 2, max(degrees_of_freedom(clusters), 1.0)))
-    return float((score_gaps > limit * errors).mean())
+    return float((item_p_values(values, clusters) < SIGNIFICANT).mean())

@@ -16,17 +16,14 @@ from scipy import stats
 
 from potentia.analysis.left_out import keep_names_in
 from potentia.analysis.stats.bootstrap import Sampling, kendall_by_row
-from potentia.values.clusters import (
-    LEAST_CLUSTERS,
-    Clusters,
-    clustered_error,
-    degrees_of_freedom,
-)
+from potentia.analysis.stats.significance import item_p_values
+from potentia.values.clusters import LEAST_CLUSTERS, Clusters, clustered_error
 from potentia.values.findings import Interval
 from potentia.values.scores import ExampleText, Floats, ScoreMatrix
 
 RESOLUTION = 0.02  # a difference that a benchmark should find, with 80 % power
 POWER_FACTOR = (1.96 + 0.8416) ** 2  # of a two-sided test at 5 % with a power of 80 %
+SIGNIFICANT = 0.05
 FALSE_DISCOVERY_RATE = 0.1  # share of items listed as negative that may be fine
 
 
@@ -60,32 +57,15 @@ def measure_resolved_share(
 
     ``seed_errors`` are the parts of the standard errors that are of the fine-tunings' seeds; 0 where not known.
     """
-    first_of_pair, second_of_pair = np.triu_indices(len(scores), 1)
     if clusters.count >= LEAST_CLUSTERS:
-        threshold = float(stats.t.ppf(0.975, max(degrees_of_freedom(clusters), 1.0)))
-        differs = [
-            _differ_paired(
-                answers[first_model] - answers[second_model],
-                clusters,
-                threshold,
-                math.hypot(seed_errors[first_model], seed_errors[second_model]),
-            )
-            for first_model, second_model in zip(first_of_pair, second_of_pair, strict=True)
-        ]
-        return float(np.mean(differs))
+        return float(np.mean(item_p_values(answers, clusters, seed_errors) < SIGNIFICANT))
+    first_of_pair, second_of_pair = np.triu_indices(len(scores), 1)
     pair_stderr = np.hypot(stderr[first_of_pair], stderr[second_of_pair])
     is_known = np.isfinite(pair_stderr)
     if not is_known.any():
         return math.nan
     is_apart = np.abs(scores[first_of_pair] - scores[second_of_pair]) > 1.96 * pair_stderr
     return float(np.mean(is_apart[is_known]))
-
-
-def _differ_paired(
-    differences: Floats, clusters: Clusters, threshold: float, seed_error: float
-) -> bool:
-    stderr = math.hypot(clustered_error(differences, clusters), seed_error)
-    return bool(abs(differences.mean()) > threshold * stderr)
 
 
 # --- items to look at ------------------------------------------------------------------------------------------------

@@ -14,11 +14,8 @@ from potentia.analysis.rankings.lead import detectable_z
 from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.significance import (
-    align_outcomes,
     benjamini_hochberg,
-    list_seed_errors,
-    mcnemar_p_values,
-    pair_p_values,
+    find_task_p_values,
 )
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
@@ -33,7 +30,7 @@ class EvidenceMap:
     protocol: Protocol
     models: tuple[str, ...]
     tasks: tuple[str, ...]
-    basis: tuple[str, ...]  # per task: McNemar or z test
+    basis: tuple[str, ...]  # per task: McNemar, paired t or z test
     values: Floats  # (models, tasks)
     stderr: Floats  # (models, tasks)
     difference: Floats  # (pairs, tasks), first minus second, higher is better
@@ -76,11 +73,8 @@ def map_evidence(
         return None
     first_of_pair, second_of_pair = np.triu_indices(len(tested.models), 1)
     difference = tested.values[first_of_pair] - tested.values[second_of_pair]
-    p_values = pair_p_values(tested)
-    basis = []
-    for column, task in enumerate(tested.tasks):
-        outcomes_by_model = (outcomes or {}).get(task, {})
-        basis.append(_sharpen_p_values(p_values[:, column], tested, task, outcomes_by_model))
+    tests = [find_task_p_values(tested, task, outcomes) for task in tested.tasks]
+    p_values = np.stack([of_task.p_values for of_task in tests], axis=1)
     groups = TaskGroups.find(tested.tasks, task_groups)
     mean, error = _mean_differences(tested, difference, groups)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -90,7 +84,7 @@ def map_evidence(
         protocol=matrix.protocol,
         models=tested.models,
         tasks=tested.tasks,
-        basis=tuple(basis),
+        basis=tuple(of_task.test for of_task in tests),
         values=tested.values,
         stderr=tested.stderr,
         difference=difference,
@@ -140,24 +134,3 @@ def _critical_p_values(p_values: Floats) -> Floats:
         if np.isfinite(significant_p_values[:, column]).any():
             critical[column] = np.nanmax(significant_p_values[:, column])
     return critical
-
-
-def _sharpen_p_values(
-    p_values: Floats,
-    matrix: ScoreMatrix,
-    task: str,
-    outcomes: Mapping[str, Mapping[int, float]],
-) -> str:
-    """Put McNemar's p in the place of the z test's for every pair of models with items; return the test's name."""
-    models = matrix.models
-    aligned = align_outcomes(models, outcomes)
-    if len(aligned.models) < 2 or not len(aligned.documents):
-        return "z test"
-    rows = np.array([models.index(model) for model in aligned.models])
-    first_of_pair, second_of_pair = np.triu_indices(len(rows), 1)
-    row, column = rows[first_of_pair], rows[second_of_pair]
-    # The place of a pair (row, column) in the order of ``np.triu_indices``.
-    pairs = row * (2 * len(models) - row - 1) // 2 + column - row - 1
-    seed_errors = list_seed_errors(matrix, task, aligned.models)
-    p_values[pairs] = mcnemar_p_values(aligned.values > 0.5, aligned.clusters, seed_errors)
-    return "McNemar"

@@ -8,7 +8,6 @@ drawn together, as clusters.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from potentia.analysis.stats.first_place import covariance_root, paired_noise_covariance
 from potentia.analysis.stats.score_errors import accuracy_errors
+from potentia.analysis.stats.significance import is_mean_of
 from potentia.values.clusters import Clusters
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix, find_clusters
 
@@ -115,14 +115,6 @@ def paired_outcomes(
     documents = tuple(sorted(outcomes_by_model[matrix.models[rows[0]]]))
     clusters = Clusters.of_examples(documents, find_clusters(items, matrix.tasks[column]))
     return PairedOutcomes(np.array(rows), stacked, documents, clusters)
-
-
-def is_mean_of(outcomes: Mapping[int, float], score: float) -> bool:
-    """Whether a score is the mean of these outcomes, by document."""
-    if len(outcomes) < 2:
-        return False
-    mean = sum(outcomes.values()) / len(outcomes)
-    return math.isclose(mean, score, abs_tol=1e-6)
 
 
 def stack_outcomes(outcomes_of_models: Sequence[Mapping[int, float]]) -> Floats | None:

@@ -26,7 +26,7 @@ from potentia.analysis.rankings.lead import (
     measure_lead,
 )
 from potentia.analysis.rankings.margin import MarginComparison, find_smallest_as_good
-from potentia.analysis.rankings.noise import is_mean_of, stack_outcomes
+from potentia.analysis.rankings.noise import stack_outcomes
 from potentia.analysis.rankings.sentences import (
     certainty_sentences,
     headline_sentence,
@@ -34,7 +34,7 @@ from potentia.analysis.rankings.sentences import (
 )
 from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.intervals import average_intervals, score_interval
-from potentia.analysis.stats.significance import estimate_test_sizes
+from potentia.analysis.stats.significance import estimate_test_sizes, is_mean_of
 from potentia.analysis.wording import (
     capitalize_first,
     format_level,

@@ -25,7 +25,7 @@ from potentia.analysis.stats.first_place import ENOUGH_MODELS
 from potentia.analysis.stats.score_errors import believe_errors
 from potentia.analysis.stats.significance import (
     align_outcomes,
-    count_significant_pairs,
+    count_task_pairs,
     list_seed_errors,
 )
 from potentia.analysis.stats.soundness import (
@@ -210,10 +210,11 @@ def screen_tasks(
     """
     final = believe_errors(tuned or direct)
     rankings = assess_tasks(final, families, task_groups, items, tested=tested, seed=seed)
-    pairs, significant = count_significant_pairs(final, level=level)
-    compared = np.array(pairs)
     resolved = np.full(len(final.tasks), np.nan)
-    np.divide(np.array(significant), compared, out=resolved, where=compared > 0)
+    for column, task in enumerate(final.tasks):
+        counts = count_task_pairs(final, task, items, level=level)
+        if counts.pairs:
+            resolved[column] = counts.significant / counts.pairs
     agreement = np.array([ranking.agreement.mean.value for ranking in rankings])
     best_scores = np.fmax.reduce(final.oriented(), axis=0) * final.sign
     examples_of_tasks = [float(train_examples.get(task, np.nan)) for task in final.tasks]

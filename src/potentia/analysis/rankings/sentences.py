@@ -266,7 +266,8 @@ def order_sentence(lead: Lead, reason: RankedOtherwise) -> str:
     """Say that the ranking of all models orders two of them otherwise than their own difference, and why."""
     first, second = short_names([lead.first, lead.second])
     reasons = {
-        RankedOtherwise.BY_SPREAD: "by mean z score, a difference counts the less the further apart all models are on its task",
+        RankedOtherwise.BY_SPREAD: "by mean z score, a difference counts the less "
+        "the further apart all models are on its task",
         RankedOtherwise.BY_OTHER_TASKS: "tasks count that one of the two lacks",
         RankedOtherwise.BY_OTHER_MODELS: "comparisons with the other models count, too",
     }

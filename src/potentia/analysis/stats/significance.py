@@ -1,7 +1,8 @@
 """Which differences between models are real.
 
 From standard errors, two models differ on a task when |a - b| exceeds z·sqrt(s_a² + s_b²) (appendix C). On the same
-items McNemar's exact test is sharper: it looks only at those that one of the two gets right (a value above one half).
+items McNemar's exact test is sharper, and decides wherever they are stored: it looks only at those that one of the two
+gets right.
 Items that share a passage are taken together (``sign_flips``). Over many pairs, Benjamini–Hochberg keeps the share of
 false discoveries down. With insignificant differences as ties, agreement is tau-b on the pairwise signs (appendix C.2),
 since such ties are not transitive and make no ranking.
@@ -9,6 +10,7 @@ since such ties are not transitive and make no ranking.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -43,12 +45,11 @@ class Significance(Finding):
     models: int
     tasks: tuple[str, ...]
     pairs: tuple[int, ...]  # pairs of models that could be compared, per task
-    significant: tuple[int, ...]  # by the z test
+    significant: tuple[int, ...]  # by items where they are stored, else by the z test
     discoveries: tuple[int, ...]  # after Benjamini–Hochberg over all pairs of the task
     detectable: tuple[float, ...]  # smallest difference found with 80 % power
-    items: tuple[int, ...]  # stored documents that the models share, per task
-    by_items: tuple[int, ...]  # pairs that differ on them by McNemar's exact test
-    item_discoveries: tuple[int, ...]  # of these after Benjamini–Hochberg
+    items: tuple[int, ...]  # stored documents that the models share, per task; 0 without
+    tests: tuple[str, ...]  # how the pairs of each task are tested
     are_shares: bool = (
         False  # whether scores are shares of 1, so that a difference is told in points
     )
@@ -68,24 +69,18 @@ class Significance(Finding):
             f"detectable: the smallest difference found with {POWER:.0%} power, "
             "at the median standard error."
         )
+        names.append("test")
+        columns.append(self.tests)
         if any(self.items):
-            names += ["items", "McNemar", "after BH"]
-            for counts in (self.items, self.by_items, self.item_discoveries):
-                columns.append(self._without_item_tests(counts))
-            note += " McNemar: exact test on the stored examples that both models answered."
+            names.append("items")
+            columns.append([items or None for items in self.items])
+            note += (
+                " Items: stored examples that the models answered; "
+                "McNemar: exact test on the stored examples."
+            )
         level = f"{100 * (1 - self.level):.0f} % level"
-        title = (
-            f"Pairs of models that differ significantly ({self.protocol.label}, {level}, z test)"
-        )
+        title = f"Pairs of models that differ significantly ({self.protocol.label}, {level})"
         return [Table(title, names, zip(*columns, strict=True), note)]
-
-    def _without_item_tests(self, counts: Sequence[int]) -> list[int | None]:
-        """Return counts per task, None for the tasks without stored items."""
-        pairs = zip(self.items, counts, strict=True)
-        known_counts: list[int | None] = []
-        for items, count in pairs:
-            known_counts.append(count if items else None)
-        return known_counts
 
     @property
     def shares(self) -> list[float]:
@@ -114,57 +109,111 @@ class Significance(Finding):
 def measure_significance(
     matrix: ScoreMatrix, outcomes: Outcomes | None = None, *, level: float = LEVEL
 ) -> Significance:
-    """Test every pair of models on every task, by standard errors and, where ``outcomes`` are stored, by items."""
-    pairs, significant = count_significant_pairs(matrix, level=level)
-    discoveries = []
-    item_tests = []
-    for task in matrix.tasks:
-        p_values = pair_p_values(matrix.select(tasks=[task]))
-        discoveries.append(int((benjamini_hochberg(p_values) <= 1 - level).sum()))
-        outcomes_by_model = (outcomes or {}).get(task, {})
-        item_tests.append(_test_by_items(matrix, task, outcomes_by_model, level))
+    """Test every pair of models on every task: by items where ``outcomes`` are stored, else by standard errors."""
+    # One by one: a thousand models are half a million pairs.
+    counts = [count_task_pairs(matrix, task, outcomes, level=level) for task in matrix.tasks]
     return Significance(
         protocol=matrix.protocol,
         level=level,
         models=matrix.shape[0],
         tasks=matrix.tasks,
-        pairs=pairs,
-        significant=significant,
-        discoveries=tuple(discoveries),
+        pairs=tuple(count.pairs for count in counts),
+        significant=tuple(count.significant for count in counts),
+        discoveries=tuple(count.discoveries for count in counts),
         detectable=tuple(detectable_difference(matrix, level=level).tolist()),
-        items=tuple(item_test.items for item_test in item_tests),
-        by_items=tuple(item_test.significant for item_test in item_tests),
-        item_discoveries=tuple(item_test.discoveries for item_test in item_tests),
+        items=tuple(count.items for count in counts),
+        tests=tuple(count.test for count in counts),
         are_shares=matrix.has_unit_scale,
     )
 
 
 @dataclass(frozen=True)
-class _ItemTest:
-    """The pairs of models that differ on the stored items of one task."""
+class TaskPairs:
+    """The p value of every pair of models on one task, in the order of ``np.triu_indices``."""
 
-    items: int = 0
-    significant: int = 0
-    discoveries: int = 0
+    p_values: Floats  # NaN where a pair cannot be tested
+    test: str
+    items: int = 0  # stored documents that the models share
 
 
-def _test_by_items(
-    matrix: ScoreMatrix, task: str, outcomes: Mapping[str, Mapping[int, float]], level: float
-) -> _ItemTest:
-    """Count the pairs of models that differ by McNemar's exact test, before and after Benjamini–Hochberg."""
-    aligned = align_outcomes(matrix.models, outcomes)
-    if not aligned.values.size:
-        return _ItemTest()
-    seed_errors = list_seed_errors(matrix, task, aligned.models)
-    p_values = mcnemar_p_values(aligned.values > 0.5, aligned.clusters, seed_errors)
-    if not len(p_values):
-        return _ItemTest()
-    adjusted = benjamini_hochberg(p_values[:, None])
-    return _ItemTest(
-        items=len(aligned.documents),
-        significant=int((p_values < 1 - level).sum()),
-        discoveries=int((adjusted < 1 - level).sum()),
+@dataclass(frozen=True)
+class TaskPairCounts:
+    """How many pairs of models differ on one task."""
+
+    pairs: int  # that could be compared
+    significant: int
+    discoveries: int  # of these after Benjamini–Hochberg
+    test: str
+    items: int
+
+
+def count_task_pairs(
+    matrix: ScoreMatrix, task: str, outcomes: Outcomes | None = None, *, level: float = LEVEL
+) -> TaskPairCounts:
+    """Count the pairs of models that differ on a task, before and after Benjamini–Hochberg."""
+    tested = find_task_p_values(matrix, task, outcomes)
+    adjusted = benjamini_hochberg(tested.p_values[:, None])
+    return TaskPairCounts(
+        pairs=int(np.isfinite(tested.p_values).sum()),
+        significant=int((tested.p_values < 1 - level).sum()),
+        discoveries=int((adjusted <= 1 - level).sum()),
+        test=tested.test,
+        items=tested.items,
     )
+
+
+def find_task_p_values(
+    matrix: ScoreMatrix, task: str, outcomes: Outcomes | None = None
+) -> TaskPairs:
+    """Test every pair of models on a task, as ``compare`` does: by the items of both, else by standard errors.
+
+    Items are those of models whose score is their mean; of an f1 or an mcc over a whole set they say nothing.
+    """
+    of_task = matrix.select(tasks=[task])
+    p_values = pair_p_values(of_task)[:, 0]
+    with_items: dict[str, Mapping[int, float]] = {}
+    outcomes_by_model = (outcomes or {}).get(task, {})
+    for model, score in zip(of_task.models, of_task.values[:, 0].tolist(), strict=True):
+        if is_mean_of(outcomes_by_model.get(model, {}), score):
+            with_items[model] = outcomes_by_model[model]
+    aligned = align_outcomes(of_task.models, with_items, clusters_of_task(outcomes_by_model))
+    if len(aligned.models) < 2 or len(aligned.documents) < 2:
+        return TaskPairs(p_values, "z test")
+    models = len(of_task.models)
+    rows = np.array([of_task.models.index(model) for model in aligned.models])
+    first_of_pair, second_of_pair = np.triu_indices(len(rows), 1)
+    row, column = rows[first_of_pair], rows[second_of_pair]
+    # The place of a pair (row, column) in the order of ``np.triu_indices``.
+    pairs = row * (2 * models - row - 1) // 2 + column - row - 1
+    seed_errors = list_seed_errors(matrix, task, aligned.models)
+    p_values[pairs] = item_p_values(aligned.values, aligned.clusters, seed_errors)
+    test = "McNemar" if are_right_or_wrong(aligned.values) else "paired t"
+    return TaskPairs(p_values, test, len(aligned.documents))
+
+
+def are_right_or_wrong(outcomes: Floats) -> bool:
+    """Whether every outcome is 0 or 1."""
+    return bool(np.isin(outcomes, (0.0, 1.0)).all())
+
+
+def item_p_values(
+    outcomes: Floats, clusters: Clusters | None = None, seed_errors: Floats | None = None
+) -> Floats:
+    """Return the p value of every pair of rows of (models, items): McNemar's, or paired t where outcomes are graded."""
+    if are_right_or_wrong(outcomes):
+        return mcnemar_p_values(outcomes > 0.5, clusters, seed_errors)
+    if seed_errors is None:
+        seed_errors = np.zeros(len(outcomes))
+    p_values = _p_values_with_seeds(outcomes, clusters, seed_errors)
+    return np.nan_to_num(p_values, nan=1.0)  # two rows that are the same
+
+
+def is_mean_of(outcomes: Mapping[int, float], score: float) -> bool:
+    """Whether a score is the mean of these outcomes, by document."""
+    if len(outcomes) < 2:
+        return False
+    mean = sum(outcomes.values()) / len(outcomes)
+    return math.isclose(mean, score, abs_tol=1e-6)
 
 
 def list_seed_errors(matrix: ScoreMatrix, task: str, models: Sequence[str]) -> Floats:
@@ -189,20 +238,6 @@ def pair_z_scores(matrix: ScoreMatrix) -> Floats:
 def pair_p_values(matrix: ScoreMatrix) -> Floats:
     """Return the two-sided p values of ``pair_z_scores``."""
     return np.asarray(2.0 * norm.sf(np.abs(pair_z_scores(matrix))))
-
-
-def count_significant_pairs(
-    matrix: ScoreMatrix, *, level: float = LEVEL
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return, per task, how many pairs of models could be compared and how many differ significantly."""
-    threshold = norm.ppf(0.5 + level / 2)
-    compared = []
-    significant = []
-    for task in matrix.tasks:  # one by one: a thousand models are half a million pairs
-        z_scores = np.abs(pair_z_scores(matrix.select(tasks=[task])))
-        compared.append(int((~np.isnan(z_scores)).sum()))
-        significant.append(int((z_scores > threshold).sum()))
-    return tuple(compared), tuple(significant)
 
 
 def tau_b_matrix(
@@ -352,9 +387,14 @@ class AlignedOutcomes:
 
 
 def align_outcomes(
-    models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]
+    models: Sequence[str],
+    outcomes: Mapping[str, Mapping[int, float]],
+    cluster_by_document: Mapping[int, str] | None = None,
 ) -> AlignedOutcomes:
-    """Return the models with items, the documents that all of them have, and their outcomes."""
+    """Return the models with items, the documents that all of them have, and their outcomes.
+
+    ``cluster_by_document`` names the passages of the documents, where the outcomes do not.
+    """
     with_outcomes = [model for model in models if outcomes.get(model)]
     documents: list[int] = []
     if with_outcomes:
@@ -363,7 +403,9 @@ def align_outcomes(
     for model in with_outcomes:
         rows.append([outcomes[model][document] for document in documents])
     values = np.array(rows, dtype=np.float64).reshape(len(with_outcomes), len(documents))
-    clusters = Clusters.of_examples(documents, clusters_of_task(outcomes))
+    if cluster_by_document is None:
+        cluster_by_document = clusters_of_task(outcomes)
+    clusters = Clusters.of_examples(documents, cluster_by_document)
     return AlignedOutcomes(with_outcomes, documents, values, clusters)
 
 
