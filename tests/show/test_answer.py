@@ -80,6 +80,9 @@ def test_a_change_that_noise_explains_is_no_change():
     expected = {1: "more on", -1: "less on", 0: "It is open"}[change.direction]
     (said,) = [sentence for sentence in answer.sentences if "after fine-tuning" in sentence]
     assert expected in said
+    (tile,) = [tile for tile in answer.tiles if "agreement" in str(tile)]
+    assert ("open whether that is a change" in str(tile)) == (change.direction == 0)
+    assert "difference" in str(tile)
 
 
 def test_with_one_task_no_sentence_speaks_of_others():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,6 +125,7 @@ class DemoFinding(Finding):
     reason: str
     tau: dict[Protocol, float]  # mean pairwise Kendall's tau, per protocol
     tau_gain: Interval  # over families
+    is_gain_open: bool  # whether another interval of it, or one without test noise, has zero in it
     pc1: dict[Protocol, Interval]
     knowledge: tuple[float, ...]  # share of facts that each model recalls
     knowledge_tau: dict[Protocol, float]  # of the overall ranking with the ranking by knowledge
@@ -136,6 +138,16 @@ class DemoFinding(Finding):
     def _tabulate_summary(self) -> Table:
         tau_gain = self.tau_gain
         change = f"{tau_gain.value:+.2f} ({tau_gain.low:.2f} to {tau_gain.high:.2f})"
+        note = (
+            "τ: Kendall's τ between rankings, 1 where they agree. First component: the share of the variance "
+            "that one number per model explains. In brackets: 95 % intervals over families."
+        )
+        if self.is_gain_open:
+            change += ", open"
+            note += (
+                " Open: whether the tasks agree more, since not every interval of the change "
+                "(over families, models, tasks and test noise) leaves zero out."
+            )
         taus = [f"{self.tau[protocol]:.2f}" for protocol in COMPARED_PROTOCOLS]
         knowledge_taus = [f"{self.knowledge_tau[protocol]:.2f}" for protocol in COMPARED_PROTOCOLS]
         shares = [_format_share(self.pc1[protocol]) for protocol in COMPARED_PROTOCOLS]
@@ -147,8 +159,7 @@ class DemoFinding(Finding):
                 ("first component", *shares, ""),
                 ("τ with knowledge", *knowledge_taus, ""),
             ),
-            note="τ: Kendall's τ between rankings, 1 where they agree. First component: the share of the variance "
-            "that one number per model explains. In brackets: 95 % intervals over families.",
+            note=note,
         )
 
     def _tabulate_ranks(self) -> Table:
@@ -212,6 +223,7 @@ def demo_findings(
         reason=direct.reason,
         tau={DIRECT: change.mean_before, TRAIN_BEFORE_TEST: change.mean_after},
         tau_gain=change.interval,
+        is_gain_open=change.direction == 0,
         pc1=first_components,
         knowledge=tuple(knowledge),
         knowledge_tau=knowledge_tau,
@@ -228,7 +240,10 @@ def _rank_values(values: Sequence[float]) -> list[int]:
 
 
 def _format_share(share: Interval) -> str:
-    return f"{100 * share.value:.0f} % ({100 * share.low:.0f}–{100 * share.high:.0f})"
+    text = f"{100 * share.value:.0f} %"
+    if not math.isfinite(share.low):
+        return text
+    return f"{text} ({100 * share.low:.0f}–{100 * share.high:.0f})"
 
 
 def _format_move(places: int) -> str:

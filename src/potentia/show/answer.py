@@ -300,6 +300,14 @@ def _agreement_tile(report_data: ReportData) -> Tile | None:
         note = "mean Kendall's τ, before → after fine-tuning"
         if change.before.tuned:
             note = f"mean Kendall's τ, {change.before.label} → {change.after.label}"
+        difference = change.interval
+        if np.isfinite(difference.low):
+            # As the sentence under the headline says it.
+            openness = "open whether that is a change, " if change.direction == 0 else ""
+            note = (
+                f"{note}; {openness}difference {difference.value:+.2f} "
+                f"({difference.low:.2f} to {difference.high:.2f} over {change.resampled_unit})"
+            )
         return _make_tile(value, label, note)
     agreement = report_data.rankings.agreement.get(report_data.ranking_protocol)
     if agreement is not None and np.isfinite(agreement.mean):

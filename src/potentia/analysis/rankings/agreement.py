@@ -64,6 +64,8 @@ NOISE_BLOCK = 1 << 22  # scores drawn at once
 # Draws of noise for more models than FIRST_ORDER: their mean agreement hardly moves.
 MANY_MODELS_NOISE = 200
 SIGNIFICANT = "tau_b"
+RANGE_OF_TAU = (-1.0, 1.0)
+RANGE_OF_DIFFERENCE = (-2.0, 2.0)  # of two taus
 UNKNOWN_DIFFERENCE = Interval(math.nan, math.nan, math.nan)
 METHOD_NAMES = {
     "kendall": "Kendall's τ",
@@ -426,7 +428,10 @@ def _correct_for_noise(
     # A resample in which noise is nearly all may have any agreement: it speaks against a change.
     drawn_difference = np.nan_to_num(drawn_after - drawn_before, nan=0.0)
     difference = percentile_interval(
-        correlation_after - correlation_before, drawn_difference, level=sampling.level
+        correlation_after - correlation_before,
+        drawn_difference,
+        level=sampling.level,
+        bounds=RANGE_OF_DIFFERENCE,
     )
     return _CorrectedChange(
         before=float(tau_of_correlation(correlation_before)),
@@ -508,7 +513,7 @@ class _Resamples:
 
     def intervals(self, level: float) -> dict[str, Interval]:
         """Return the intervals of the mean by source."""
-        return _intervals_by_source(self.mean, self.draws_of_mean(), level)
+        return _intervals_by_source(self.mean, self.draws_of_mean(), level, RANGE_OF_TAU)
 
     def difference_intervals(self, level: float, baseline: _Resamples) -> dict[str, Interval]:
         """Return the intervals of the difference of the mean to that of other resamples, by source."""
@@ -518,17 +523,23 @@ class _Resamples:
         for source, draws in own_draws.items():
             if source in other_draws:
                 differences[source] = draws - other_draws[source]
-        return _intervals_by_source(self.mean - baseline.mean, differences, level)
+        difference = self.mean - baseline.mean
+        return _intervals_by_source(difference, differences, level, RANGE_OF_DIFFERENCE)
 
 
 def _intervals_by_source(
-    value: float, draws_by_source: Mapping[str, Floats], level: float
+    value: float,
+    draws_by_source: Mapping[str, Floats],
+    level: float,
+    bounds: tuple[float, float],
 ) -> dict[str, Interval]:
     """Return the interval of a value for each source of draws; those of noise are centred on it."""
     intervals = {}
     for source, draws in draws_by_source.items():
         centred = source == "noise"
-        intervals[source] = percentile_interval(value, draws, level=level, centred=centred)
+        intervals[source] = percentile_interval(
+            value, draws, level=level, centred=centred, bounds=bounds
+        )
     return intervals
 
 

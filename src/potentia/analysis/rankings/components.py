@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from potentia.analysis.stats.bootstrap import DEFAULT_SAMPLING, Sampling
-from potentia.analysis.stats.first_place import ENOUGH_MODELS
 from potentia.analysis.stats.standardize import standardize
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Interval, Table, select_positions
@@ -61,7 +60,8 @@ class Components(Finding):
                 f"Explained variance ({scope}: {matrix_size})",
                 ("component", "share", "low", "high"),
                 zip(COMPONENT_NAMES, self.explained, strict=False),
-                f"Missing scores: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over {self.resampled_unit}.",
+                f"Missing scores: {GAP_NOTES[self.gaps]}. "
+                f"Intervals: bootstrap over {self.resampled_unit}, where there are {ENOUGH_UNITS} or more.",
             ),
             Table(f"PC1 of each model ({scope})", ("model", "PC1"), ranked),
         ]
@@ -99,6 +99,12 @@ class Components(Finding):
         return charts
 
 
+# Models drawn with replacement have fewer different ones among them, which one component explains better: the share of
+# PC1 can only rise. Of 150 made-up studies each with one factor and 6 or 12 tasks the 95 % interval holds the true share
+# in 0 to 95 % with 4 to 10 models, in 78 to 87 % with 15, in 87 to 96 % from 20 on.
+ENOUGH_UNITS = 20
+
+
 def compute_components(
     matrix: ScoreMatrix,
     *,
@@ -128,7 +134,7 @@ def compute_components(
     if total > 0:
         ratios = singular_values**2 / total
     drawn_ratios = explained_variance(values, sampling.draw_models(complete.models))
-    if len(complete.models) < ENOUGH_MODELS:  # drawing so few again says nothing of others
+    if sampling.units.count_drawn(complete.models) < ENOUGH_UNITS:
         drawn_ratios = np.full_like(drawn_ratios, np.nan)
     explained = []
     for component, ratio in enumerate(ratios):

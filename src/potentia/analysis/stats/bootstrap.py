@@ -15,6 +15,7 @@ wider: it reaches as far as the draws do, and as far as the draws moved so that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -58,6 +59,12 @@ class ResamplingUnits:
         if unit == MODELS.name or not self.inference:
             return note
         return f"{note} {self.inference}"
+
+    def count_drawn(self, models: Sequence[str]) -> int:
+        """Return how many units there are to draw."""
+        if self.drawn_unit(models) == MODELS.name:
+            return len(models)
+        return len(set(self.label_models(models)))
 
     def drawn_unit(self, models: Sequence[str]) -> str:
         """Return what is drawn of these models: families where there are at least three of them, else models."""
@@ -139,12 +146,18 @@ def mean_over_pairs(matrix: Floats, task_draws: npt.ArrayLike | None = None) -> 
 
 
 def percentile_interval(
-    value: float, draws: npt.ArrayLike, *, level: float = LEVEL, centred: bool = False
+    value: float,
+    draws: npt.ArrayLike,
+    *,
+    level: float = LEVEL,
+    centred: bool = False,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Interval:
     """Return the percentile interval of draws; ``centred`` moves it so that their median falls on the value.
 
     Noise added to scores that already carry noise lowers every agreement a little; the shift says nothing about the
     uncertainty, so the agreements' intervals for noise are centred. ``noise_interval`` is the wider alternative.
+    ``bounds`` are the least and the largest value there can be.
     """
     finite = np.asarray(draws, dtype=np.float64)
     finite = finite[np.isfinite(finite)]
@@ -153,7 +166,8 @@ def percentile_interval(
     tail_share = (1.0 - level) / 2.0
     low, median, high = np.quantile(finite, [tail_share, 0.5, 1.0 - tail_share])
     shift = float(value) - median if centred else 0.0
-    return Interval(float(value), float(low + shift), float(high + shift), level)
+    low, high = np.clip([low + shift, high + shift], *bounds)
+    return Interval(float(value), float(low), float(high), level)
 
 
 def percentile_intervals(
