@@ -38,9 +38,11 @@ from potentia.store import (
     list_studies,
     name_study,
 )
+from potentia.values.accuracy_errors import count_raised_errors
 from potentia.values.protocol import Protocol, TaskName, sort_protocols
 from potentia.values.scores import ScoreMatrix
 from potentia.values.selection import CutExamples
+from potentia.values.wording import format_count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,11 +96,22 @@ class _SourceReader:
                 for protocol in sort_protocols(score_files.scores)
             },
             facts=known_models(),
-            notes=score_files.notes,
+            notes=(*score_files.notes, *_note_raised_errors(score_files.scores.values())),
             table_layout=score_files.layout,
             items_read=score_files.items,
             file_task_groups=score_files.task_groups,
         )
+
+
+def _note_raised_errors(matrices: Iterable[ScoreMatrix]) -> list[str]:
+    """Say of how many scores the standard error is not believed: an accuracy on so many examples has a larger one."""
+    raised = sum(count_raised_errors(matrix) for matrix in matrices)
+    if not raised:
+        return []
+    errors = "standard error" if raised == 1 else "standard errors"
+    scores = format_count(raised, "score")
+    number = "its" if raised == 1 else "their"
+    return [f"{errors} of {scores} raised to what {number} number of examples allows"]
 
 
 def _names_metrics(matrices: Iterable[ScoreMatrix]) -> bool:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.stats.first_place import covariance_root, paired_noise_covariance
-from potentia.analysis.stats.score_errors import accuracy_errors
 from potentia.analysis.stats.significance import is_mean_of
+from potentia.values.accuracy_errors import accuracy_errors
 from potentia.values.clusters import Clusters
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix, find_clusters
 
