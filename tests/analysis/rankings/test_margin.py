@@ -11,7 +11,8 @@ from potentia.analysis.rankings.pair import find_pair
 from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.non_inferiority import MarginVerdict
 from potentia.errors import InputError
-from potentia.evidence import Evidence
+from potentia.evidence import Evidence, read
+from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
 
 
@@ -108,3 +109,18 @@ def test_a_margin_over_tasks_of_different_scales_is_answered_task_by_task() -> N
     assert "different scales" in said
     (table,) = pair.tables()
     assert [list(row)[-1] for row in table.rows] == ["yes", "open"]
+
+
+def test_the_difference_within_a_margin_has_the_sign_of_the_table(tmp_path):
+    """ "−0.044 to −0.009" stood under a table of +0.034 and +0.044, and "if the two are equally good" beside it."""
+    rows = "m1,0.74,0.014,0.82,0.012\nm2,0.71,0.014,0.79,0.012\n"
+    path = tmp_path / "scores.csv"
+    path.write_text(f"model,one,one_stderr,two,two_stderr\n{rows}")
+    compared = find_pair(read(path), "m1", "m2", margin=0.01)
+    assert compared.leads[Protocol("direct")].is_certain
+    (said,) = [sentence for sentence in compared.sentences() if "within 0.01" in sentence]
+    assert "is open" in said
+    assert "+0.004 to +0.056" in said
+    assert "equally good" not in said
+    turned = find_pair(read(path), "m2", "m1", margin=0.01).sentences()
+    assert any("-0.056 to -0.004" in sentence for sentence in turned)

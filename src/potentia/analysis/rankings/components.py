@@ -100,8 +100,8 @@ class Components(Finding):
 
 
 # Models drawn with replacement have fewer different ones among them, which one component explains better: the share of
-# PC1 can only rise. Of 150 made-up studies each with one factor and 6 or 12 tasks the 95 % interval holds the true share
-# in 0 to 95 % with 4 to 10 models, in 78 to 87 % with 15, in 87 to 96 % from 20 on.
+# PC1 can only rise. Of 150 made-up studies each with one factor and 6 or 12 tasks the 95 % interval holds the true
+# share in 0 to 95 % with 4 to 10 models, in 78 to 87 % with 15, in 87 to 96 % from 20 on.
 ENOUGH_UNITS = 20
 
 

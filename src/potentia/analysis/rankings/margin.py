@@ -54,14 +54,20 @@ class MarginComparison:
         stderr = half_width / float(norm.ppf(0.5 + self.difference.level / 2))
         return (detectable_z(self.difference.level) * stderr / self.margin) ** 2
 
-    def sentence(self) -> str:
-        """Say whether the candidate is as good as the reference within the margin."""
+    def sentence(self, first: str | None = None) -> str:
+        """Say whether the candidate is as good as the reference within the margin.
+
+        The interval is of the difference of ``first`` over the other one, as a table beside it has it; by itself of
+        the candidate.
+        """
         candidate, reference = short_names([self.candidate, self.reference])
         tasks = f"these {self.tasks} tasks" if self.tasks > 1 else "this task"
         level = format_level(self.difference.level)
+        low, high = self.difference.low, self.difference.high
+        if first == self.reference:
+            low, high = -high, -low
         interval = (
-            f"{level} interval of the difference by test noise alone "
-            f"{self.difference.low:+.3f} to {self.difference.high:+.3f}"
+            f"{level} interval of the difference by test noise alone {low:+.3f} to {high:+.3f}"
         )
         verdict = self.verdict
         if verdict is MarginVerdict.UNKNOWN:
@@ -86,6 +92,8 @@ class MarginComparison:
 
     def _describe_examples_needed(self) -> str:
         times = self.examples_needed
+        if not self.difference.low <= 0 <= self.difference.high:  # they are not equally good
+            return ""
         if not 1 < times <= MOST_EXAMPLES:
             return ""
         return (

@@ -126,7 +126,7 @@ class ModelComparison(Finding):
             missing = self.missing.get(protocol)
             sentences += pair_sentences(lead, protocol, without_texts or comparisons, missing)
             if protocol in self.margins:
-                sentences.append(self.margins[protocol].sentence())
+                sentences.append(self.margins[protocol].sentence(first=self.first))
             elif self.margin is not None:
                 candidate, reference = short_names([lead.second, lead.first])
                 sentences.append(
