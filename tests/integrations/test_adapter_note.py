@@ -11,6 +11,7 @@ from potentia.errors import InputError
 from potentia.integrations.adapter_note import read_note
 from potentia.integrations.adapters import adapter_card
 from potentia.store import CellRecord
+from potentia.values.provenance import Provenance
 from potentia.values.selection import Selection
 
 
@@ -52,3 +53,19 @@ def test_the_card_of_an_untuned_model_says_so_and_names_the_task_not_its_fold(
     assert "The scores are over 5 folds" in card
     assert "learning rate None" not in card
     assert "tickets#1/5" not in card
+
+
+def test_the_card_of_an_adjusted_model_has_the_recipe_that_it_inherits(
+    make_cell: Callable[..., CellRecord],
+) -> None:
+    tuning = {"learning_rates": [0.003], "epochs": 7, "batch": 8, "rank": 8, "method": "lora"}
+    cell = make_cell(
+        model="org/m",
+        task="tickets",
+        protocol="adjust",
+        selection=Selection(style="plain", epoch=2, tuned=True, learning_rate=0.003),
+        provenance=Provenance(adjust={"data": "arc", "tuning": None}, adjusted_with=tuning),
+    )
+    card = adapter_card(cell, "org/m", (), "adapter")
+    assert "| epochs | 7 |" in card
+    assert "| learning rates | 0.003 |" in card

@@ -11,6 +11,7 @@ import pytest
 import tiny
 from potentia.errors import InputError
 from potentia.run import plan_study, run_study
+from potentia.run.commit import describe_adjust
 from potentia.run.plan import load_tasks
 from potentia.store import Store
 from potentia.study import Study, TaskSpec, make_study, tuning_for_adjust
@@ -381,3 +382,40 @@ def test_cells_that_kept_the_untuned_model_are_counted_and_ranked_without_that_c
     on_tasks = {c.model: ("colours",) for c in kept if c.task == "colours"}
     assert result.untuned_tasks == on_tasks
     assert bool(result.tuned_ranks) == bool(on_tasks)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tuning": {"learning_rates": [1e-2], "epochs": 1, "dropout": 0.0}},
+        {"selection": "last"},
+    ],
+)
+def test_studies_whose_inherited_tuning_differs_are_not_compared(
+    change: dict[str, Any], world: Path, tmp_path: Path
+):
+    """Each inherits the `tuning` of its study, which was in no recipe."""
+    settings: dict[str, Any] = {
+        "tuning": {"learning_rates": [3e-3], "epochs": 1, "dropout": 0.0},
+        "protocols": ["adjust"],
+    }
+    first_study = study(world, tmp_path / "one.db", **settings)
+    same_study = study(world, tmp_path / "same.db", **settings)
+    other_study = study(world, tmp_path / "other.db", **{**settings, **change})
+    recipes = []
+    for one_study in (first_study, same_study, other_study):
+        assert run_study(one_study).failed == 0
+        with Store.open(one_study.store) as store:
+            (cell,) = store.cells.read(protocol="adjust")
+            recipes.append(cell.score.origin.recipe)
+            assert cell.provenance.tuning_settings["learning_rates"]
+    assert recipes[0] == recipes[1]
+    assert recipes[0] != recipes[2]
+
+
+def test_models_of_one_study_have_one_recipe_whatever_their_rates(world: Path):
+    auxiliary = str(world / "auxiliary.jsonl")
+    by_size = study(world, adjust={"data": auxiliary, "recipe": "test_task"})
+    assert by_size.adjust is not None
+    described = describe_adjust(by_size, by_size.adjust)
+    assert (described["recipe"], described["tuning"]) == ("test_task", None)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from potentia.run.plan import CellPlan
     from potentia.run.row_context import RowContext
     from potentia.store import CellRecord
+    from potentia.study import Adjust, Study
     from potentia.tasks import Task
 
 UNKNOWN_SHARE = 0.05  # of the tokens of a task, from which it is told
@@ -210,7 +211,8 @@ class CellCommitter:
             tuning = tuning_for_adjust(study, context.row.model, loaded.parameters)
             provenance = replace(
                 provenance,
-                adjust=study.adjust.model_dump(mode="json"),
+                selection=study.selection,
+                adjust=describe_adjust(study, study.adjust),
                 adjusted_with=tuning.model_dump(mode="json"),
             )
         return provenance
@@ -271,6 +273,16 @@ class CellCommitter:
                 tokens += len(token_ids)
         self._unknown_shares[task.name] = unknown / max(tokens, 1)
         return self._unknown_shares[task.name]
+
+
+def describe_adjust(study: Study, adjust: Adjust) -> dict[str, object]:
+    """Return the section of a study, with the tuning that it inherits where it has none of its own.
+
+    A recipe by name is the rule for all models, and stays a name.
+    """
+    if adjust.recipe is None:
+        adjust = adjust.model_copy(update={"tuning": tuning_for_adjust(study)})
+    return adjust.model_dump(mode="json")
 
 
 @cache

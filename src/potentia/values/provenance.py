@@ -85,9 +85,11 @@ class Provenance(PlainRecord):
     gpu_sharing: str | None = None
     engine: EngineRecord | None = None
     training: TrainingFacts | None = None
-    tuning: Settings | None = None
+    tuning: Settings | None = None  # under train_before_test: the study's `tuning`
     selection: str | None = None  # the study's rule: validation, tuned, paper or last
+    # under adjust: the study's section, with the tuning that it inherits, the same for all models of the study
     adjust: Settings | None = None
+    # under adjust: the tuning of this model; its size or its entry may decide the learning rates
     adjusted_with: Settings | None = None
     imported_from: str | None = None
     details: Details = field(default_factory=dict)
@@ -99,16 +101,16 @@ class Provenance(PlainRecord):
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """Everything that decides how a model is tuned: results are compared only if it is the same."""
+        """The study's rules for fine-tuning a model: results are compared only if they are the same.
+
+        What the rules of ``adjust`` come to for one model, as by its size, is in ``adjusted_with``.
+        """
         return {"tuning": self.tuning, "selection": self.selection, "adjust": self.adjust}
 
     @property
     def tuning_settings(self) -> Settings:
         """The settings of the fine-tuning, of whichever protocol; empty if there was none."""
-        if self.tuning:
-            return self.tuning
-        adjustment = self.adjust or {}
-        return adjustment.get("tuning") or {}
+        return self.tuning or self.adjusted_with or {}
 
 
 NO_PROVENANCE = Provenance()
