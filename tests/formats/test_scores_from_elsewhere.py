@@ -138,6 +138,21 @@ def test_the_hubs_results_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert single == "org/one"
 
 
+def test_a_text_is_better_where_lower_and_its_scale_is_kept(tmp_path: Path) -> None:
+    write_hub(
+        tmp_path / "one",
+        "- {dataset: {id: a/b, task_id: wikitext}, value: 12.3}\n"
+        "- {dataset: {id: a/c, task_id: t}, value: 0.4}",
+    )
+    write_hub(tmp_path / "two", "- {dataset: {id: a/b, task_id: wikitext}, value: 0.9}")
+    evidence = read(tmp_path)
+    matrix = evidence.scores["direct"]
+    metric = dict(zip(matrix.tasks, matrix.metrics, strict=True))["wikitext"]
+    assert (metric.higher_is_better, metric.scale) == (False, "unbounded")
+    assert set(matrix.models) == {"one", "two"}, "0.9 is no share among percentages"
+    assert any("higher counts as better, lower on wikitext" in note for note in evidence.notes)
+
+
 def test_a_share_among_percentages_is_left_out_and_said(tmp_path: Path) -> None:
     write_hub(tmp_path / "one", "- {dataset: {id: a/b, task_id: t}, value: 41.2}")
     write_hub(tmp_path / "two", "- {dataset: {id: a/b, task_id: t}, value: 0.3}")

@@ -1,9 +1,10 @@
 """The Hub's ``.eval_results``: scores as a model's page shows them, in both directions.
 
 An entry says the dataset, the task and the value; a model is named by the folder that ``.eval_results`` lies in. The
-form has no place for metric, scale and standard error. Potentia writes them into the notes, and reads them from there;
-of others' entries, higher counts as better, and a task with any value above 1 as per cent. Where a task has several
-entries, a verified one counts, else the latest.
+form has no place for protocol, metric and standard error. Potentia writes them into the notes and reads them back; the
+scale follows from the metric's name, else from the values: a task with any value above 1 is in per cent. Others'
+entries name no metric: higher counts as better, except for texts that are scored by how well they are predicted, such
+as wikitext. Where a task has several entries, a verified one counts, else the latest.
 """
 
 from __future__ import annotations
@@ -227,14 +228,14 @@ def _precedence(entry: _HubEntry) -> tuple[bool, str]:
 
 
 def scale_hub_entries(entries: Sequence[ScoreEntry], notes: list[str]) -> list[ScoreEntry]:
-    """Give the scores of each task one scale, where their source says none: per cent if any value is above 1.
+    """Give the scores of each task one scale, where none is known of their metric: per cent if any value is above 1.
 
     A share among percentages cannot be told from a small percentage: it is left out, and a note says so.
     """
     in_percent = {entry.task for entry in entries if entry.value > 1}
     scaled = []
     for entry in entries:
-        if entry.metric.name and entry.metric.scale is not None:
+        if entry.metric.scale is not None:
             scaled.append(entry)
             continue
         is_percent = entry.task in in_percent

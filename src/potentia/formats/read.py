@@ -101,8 +101,15 @@ class _FileReader:
 
     def _note_hub_results(self, entries: list[ScoreEntry]) -> list[ScoreEntry]:
         """Say what was taken for granted of results that name no metric, and give each task one scale."""
-        if any(not entry.metric.name for entry in entries):
-            self.notes.append("the Hub's results name no metric: higher counts as better")
+        unnamed = [entry for entry in entries if not entry.metric.name]
+        if unnamed:
+            note = "the Hub's results name no metric: higher counts as better"
+            lower_is_better = {
+                entry.task for entry in unnamed if not entry.metric.higher_is_better
+            }
+            if lower_is_better:
+                note += f", lower on {', '.join(sorted(lower_is_better))}"
+            self.notes.append(note)
         return scale_hub_entries(entries, self.notes)
 
     def read_table(self, table: RawTable) -> list[ScoreEntry]:
