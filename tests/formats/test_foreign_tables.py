@@ -155,6 +155,31 @@ def test_a_few_lines_beside_the_file_decide(tmp_path: Path) -> None:
     assert column(result, "rating") == [8.5, 7.9]
 
 
+def test_higher_is_better_where_a_line_says_so(tmp_path: Path) -> None:
+    (tmp_path / "scores.columns.yaml").write_text(
+        "delay: {lower: false, scale: unbounded}\nppl: {lower: false}\n"
+    )
+    result = table(tmp_path, "Model,arc_easy,delay,ppl\na,61,850,12\nb,55,790,14\n")
+    assert result.scores["direct"].higher_is_better == (True, True, True)
+    reasons = {layout.column: layout.reason for layout in result.table_layout.columns}
+    assert "higher is better as said" in reasons["ppl"]
+
+
+@pytest.mark.parametrize("word", ["lower", "skip"])
+@pytest.mark.parametrize("value", ['"yes"', "1", "null"])
+def test_what_is_neither_true_nor_false_is_refused(tmp_path: Path, word: str, value: str) -> None:
+    (tmp_path / "scores.columns.yaml").write_text(f"delay: {{{word}: {value}}}\n")
+    with pytest.raises(InputError, match=f"{word} of delay is .*, not true or false") as refused:
+        table(tmp_path, "Model,arc_easy,delay\na,61,850\nb,55,790\n")
+    assert f"delay: {{{word}: true}}" in str(refused.value.hint)
+
+
+def test_an_average_is_read_where_a_line_says_that_it_is_no_average(tmp_path: Path) -> None:
+    (tmp_path / "scores.columns.yaml").write_text("Avg: {skip: false}\n")
+    result = table(tmp_path, "Model,arc_easy,Avg\na,61,85\nb,55,79\n")
+    assert result.scores["direct"].tasks == ("arc_easy", "Avg")
+
+
 def test_a_line_that_is_cut_short_in_the_middle_is_no_footer(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="line 3"):
         table(tmp_path, "Model,arc_easy,boolq\na,61,70\nb\nc,50,60\n")

@@ -5,7 +5,7 @@ asked to describe them in a file, which ``--columns`` names or which lies beside
 ``scores.columns.yaml``:
 
     MT-Bench: {scale: range}
-    complaints: {lower: true}
+    complaints: {lower: true}  # false: higher is better, whatever its name says
     wiki-2025: {kind: text}
     seconds: {skip: true}
     Accuracy: {is: score}
@@ -105,10 +105,10 @@ class ColumnHint:
     def from_words(cls, column: str, words: Mapping[str, object]) -> ColumnHint:
         """Check what is said in words."""
         return cls(
-            lower=True if words.get("lower") is True else None,
+            lower=_check_flag(column, "lower", words),
             scale=_check_choice(column, "scale", words, SCALES),
             kind=_check_choice(column, "kind", words, METRIC_KINDS),
-            skip=True if words.get("skip") is True else None,
+            skip=_check_flag(column, "skip", words),
             metric=_read_metric_word(column, words),
         )
 
@@ -137,6 +137,18 @@ def _check_choice(
     raise InputError(
         f"{words[word]!r} is not a {word} of {column}", hint=f"one of: {', '.join(choices)}"
     )
+
+
+def _check_flag(column: str, word: str, words: Mapping[str, object]) -> bool | None:
+    if word not in words:
+        return None
+    flag = words[word]
+    if not isinstance(flag, bool):
+        raise InputError(
+            f"{word} of {column} is {flag!r}, not true or false",
+            hint=f"without quotation marks:  {column}: {{{word}: true}}",
+        )
+    return flag
 
 
 def _read_metric_word(column: str, words: Mapping[str, object]) -> str | None:
@@ -395,9 +407,10 @@ def _find_known_metric(task: str, metric_name: str | None) -> tuple[Metric | Non
 
 def _decide_direction(column: str, facts: _ColumnFacts, reasons: list[str]) -> bool | None:
     """Return whether higher is better, None where that is not known; add the reason to ``reasons``."""
-    if facts.hint.lower:
-        reasons.append("lower is better as said")
-        return False
+    if facts.hint.lower is not None:
+        direction = "lower" if facts.hint.lower else "higher"
+        reasons.append(f"{direction} is better as said")
+        return not facts.hint.lower
     has_lower_mark = bool(_LOWER_MARK.search(column.casefold()))
     if has_lower_mark or _HIGHER_MARK.search(column.casefold()):
         reasons.append("its arrow")

@@ -381,8 +381,7 @@ def _find_score_columns(
     no_scores = {*other_columns, *errors.values(), *normalised}
     tasks = {}
     for column in numeric_columns:
-        is_score = column not in no_scores and not _is_passed_over(column, hints)
-        if is_score and not _NO_SCORE.match(_comparable_name(column)):
+        if column not in no_scores and _is_task_column(column, hints):
             tasks[column] = measured_task.get(column, column)
     left_out = []
     for column in table.columns:
@@ -422,8 +421,17 @@ def _read_transposed_table(
     return replace(rows, notes=("rows are tasks and columns are models",))
 
 
+def _is_task_column(column: str, hints: ColumnHints) -> bool:
+    """Whether a column of numbers holds scores: as the user says, else by its name."""
+    is_skipped = hints.of_column(column).skip
+    if is_skipped is not None:
+        return not is_skipped
+    return not is_average(column) and not _NO_SCORE.match(_comparable_name(column))
+
+
 def _is_passed_over(column_name: str, hints: ColumnHints) -> bool:
-    return is_average(column_name) or bool(hints.of_column(column_name).skip)
+    is_skipped = hints.of_column(column_name).skip
+    return is_average(column_name) if is_skipped is None else is_skipped
 
 
 def _is_running_cost(task: str, hints: ColumnHints) -> bool:
