@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from potentia.show.how import _computation_table, _describe_study
-from potentia.store import CellRecord, StudyRecord
+from pathlib import Path
+
+from potentia.evidence import read
+from potentia.formats import import_scores
+from potentia.show import make_report
+from potentia.show.how import _computation_table, _describe_study, how_context
+from potentia.store import CellRecord, Store, StudyRecord
 from potentia.values.metric import Metric
 from potentia.values.provenance import Provenance
-from potentia.values.scores import Score
+from potentia.values.scores import Score, ScoreMatrix
 
 
 def cell(model: str, task: str, *, weights: str = "in_place", **training: object) -> CellRecord:
@@ -80,6 +85,21 @@ def test_cells_of_another_source_say_nothing():
 
 def test_imported_scores_are_called_so():
     study = _describe_study(
-        StudyRecord("k", "scores.csv", {"name": "scores.csv", "imported": True})
+        StudyRecord("k", "scores.csv", {"name": "scores.csv", "imported": True}), ()
     )
     assert study["origin"] == "imported scores"
+
+
+def test_imported_scores_name_their_files_without_their_folders(tmp_path: Path):
+    matrix = ScoreMatrix.build(["a", "b", "c"], ["t", "u"], [[0.5, 0.6], [0.7, 0.8], [0.3, 0.4]])
+    store_file = tmp_path / "s.db"
+    with Store.open(store_file) as store:
+        for source, model in (("one.csv", "a"), ("two", "b"), ("two", "c")):
+            import_scores(
+                store,
+                {"direct": matrix.select(models=[model])},
+                source=str(tmp_path / source),
+                study_name="ours",
+            )
+    (study,) = how_context(make_report(read(store_file)))["studies"]
+    assert study["origin"] == "imported from one.csv, two"

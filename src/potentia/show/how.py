@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from potentia.store import CellRecord, StudyRecord
@@ -32,6 +33,10 @@ def how_context(report_data: ReportData) -> dict[str, Any]:
     measured = [cell for cell in report_data.cells if cell.provenance.was_measured]
     seeds = {cell.provenance.seed for cell in measured}
     recipes = [cell.provenance.tuning for cell in measured if cell.provenance.tuning]
+    source_names = _find_source_names(report_data.cells)
+    studies = []
+    for study in report_data.evidence.studies:
+        studies.append(_describe_study(study, source_names.get(study.key, ())))
     tables = (
         _computation_table(measured),
         _cost_table(report_data.cells, _find_price(report_data)),
@@ -42,7 +47,7 @@ def how_context(report_data: ReportData) -> dict[str, Any]:
         "made": report_data.created,
         "version": version("potentia"),
         "source": report_data.evidence.source,
-        "studies": [_describe_study(study) for study in report_data.evidence.studies],
+        "studies": studies,
         "versions": _distinct_mappings(cell.provenance.versions for cell in measured),
         "recipes": _distinct_mappings(recipes),
         "seeds": sorted(seed for seed in seeds if seed is not None),
@@ -50,7 +55,21 @@ def how_context(report_data: ReportData) -> dict[str, Any]:
     }
 
 
-def _describe_study(study: StudyRecord) -> dict[str, Any]:
+def _find_source_names(cells: Iterable[CellRecord]) -> dict[str, list[str]]:
+    """Return the names of the files, folders or stores that the scores of each study were imported from."""
+    source_names: dict[str, list[str]] = {}
+    for cell in cells:
+        source = cell.provenance.imported_from
+        if source is None:
+            continue
+        names_of_study = source_names.setdefault(cell.study, [])
+        source_name = Path(source).name or source
+        if source_name not in names_of_study:
+            names_of_study.append(source_name)
+    return source_names
+
+
+def _describe_study(study: StudyRecord, source_names: Sequence[str]) -> dict[str, Any]:
     """Return a study with its file, where it can be run; else where its scores come from."""
     import yaml
 
@@ -61,7 +80,9 @@ def _describe_study(study: StudyRecord) -> dict[str, Any]:
     if is_runnable:
         study_file = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     else:
-        origin = str(settings.get("source") or "imported scores")
+        origin = "imported scores"
+        if source_names:
+            origin = f"imported from {', '.join(source_names)}"
     return {
         "name": study.name,
         "key": study.key,
