@@ -171,11 +171,11 @@ class Subtask:
         return any(self._has_answer(document) for document in documents)
 
     def take_rows(self, split: str, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return these rows of a public split as dicts."""
+        """Return these rows of a public split as dicts, in the order of ``rows``."""
         documents = self.public_documents(split)
         if not hasattr(documents, "select"):
             return [dict(documents[row]) for row in rows]
-        if len(rows) == len(documents):
+        if list(rows) == list(range(len(documents))):
             return list(documents.to_list())
         from datasets.formatting import query_table
 
