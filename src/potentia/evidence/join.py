@@ -360,9 +360,9 @@ def _average_folds(folds: Sequence[Score], cell_name: str) -> Score:
     values, errors = np.array([(fold.value, fold.stderr) for fold in folds]).T
     seeds = first_fold.seeds
     if seeds:
-        has_same_seeds = len({len(fold.seeds) for fold in folds}) == 1
+        has_equal_seed_counts = len({len(fold.seeds) for fold in folds}) == 1
         seed_scores = [fold.seeds for fold in folds]
-        seeds = tuple((weights @ np.array(seed_scores)).tolist()) if has_same_seeds else ()
+        seeds = tuple((weights @ np.array(seed_scores)).tolist()) if has_equal_seed_counts else ()
     origin = first_fold.origin
     if all(fold.origin.data is not None for fold in folds):
         fold_fingerprints = "\n".join(str(fold.origin.data) for fold in folds)

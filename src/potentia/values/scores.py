@@ -46,7 +46,8 @@ class Score:
     n: int  # test examples
     metric: Metric
     origin: Origin = UNKNOWN_ORIGIN
-    seeds: tuple[float, ...] = ()  # the value with every fine-tuning seed, where there are several
+    # the values with the fine-tuning seeds, not the seeds, where there are several; files and stores call them so
+    seeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         # of examples that all have one value, rounding alone leaves an error

@@ -84,12 +84,12 @@ def test_training_on_answers_alone_is_found_by_the_loss_of_answers():
     assert sign_by_model["f"].measures.left("text") == pytest.approx((7 * 1.5 + 0.3) / 12)
     assert sign_by_model["f"].measures.left("answer") == pytest.approx(0.06 / 1.5)
     shown, clean = calibrate_sign(sign_by_model["f"]), calibrate_sign(sign_by_model["a"])
-    assert shown.speaks
+    assert shown.is_flagged
     assert shown.loss == "answer"
     assert (
         "had 4% as much left to learn of the answers, relative to the prompts" in shown.sentence()
     )
-    assert not clean.speaks
+    assert not clean.is_flagged
 
 
 def test_falls_too_small_to_tell_from_none_count_alike():
@@ -104,7 +104,7 @@ def test_probes_at_a_rate_without_copies_are_not_judged():
     probes = {name: probe(k, learning_rate=1e-3) for k, name in enumerate("abcde")}
     sign_by_model, _ = signs(probes, clean_models="abcde")
     assert calibrate_sign(sign_by_model["a"]).clean == 0
-    assert not calibrate_sign(sign_by_model["a"]).speaks
+    assert not calibrate_sign(sign_by_model["a"]).is_flagged
 
 
 def test_without_four_clean_families_the_upper_quartile_stands_in_and_half_exposed_do_not_hide():
@@ -177,12 +177,12 @@ def rows(count: int, overlap: float) -> list[PlantedCopy]:
     return results
 
 
-def test_it_speaks_where_calibration_allows_and_only_there():
+def test_a_result_is_flagged_where_calibration_allows_and_only_there():
     apart = judge_planted_copies(rows(40, 0.1))
-    assert all(sign.speaks == bool(row.way) for row, sign in apart)
+    assert all(sign.is_flagged == bool(row.way) for row, sign in apart)
     assert {sign.clean for _, sign in apart} == {30}, "the family in question has no say"
     mixed = judge_planted_copies(rows(40, 0.9))
-    assert sum(sign.speaks for row, sign in mixed if not row.way) <= 3, (
+    assert sum(sign.is_flagged for row, sign in mixed if not row.way) <= 3, (
         "one in twenty of forty, and its noise"
     )
     table = tabulate_exposures(rows(40, 0.1), "unknown")
@@ -230,7 +230,7 @@ def real_rows(reference: str) -> list[PlantedCopy]:
 
 @pytest.mark.parametrize("reference", ["declared clean", "unknown"])
 def test_no_family_has_many_false_alarms(reference: str):
-    """Five of 29 clean cells of the strongest family were spoken of when all families shared one threshold."""
+    """Five of 29 clean cells of the strongest family were flagged when all families shared one threshold."""
     table = tabulate_families(real_rows(reference), reference)
     rates = {str(row[0]): float(row[3]) for row in table.rows}
     bounds = [float(row[4]) for row in table.rows]
@@ -245,8 +245,8 @@ def test_most_exposed_copies_are_still_found():
         for row in tabulate_exposures(real_rows("unknown"), "unknown").rows
     }
     for way, least in (("same", 1.0), ("once", 1.0), ("other", 0.75), ("same answers", 0.75)):
-        spoken, cells = result[way]
-        assert int(str(spoken)) >= least * int(str(cells))
+        flagged, cells = result[way]
+        assert int(str(flagged)) >= least * int(str(cells))
 
 
 def test_a_validation_loss_that_rises_is_no_sign_where_training_falls_as_ever():
@@ -266,12 +266,12 @@ def test_each_loss_is_held_against_its_own_clean_copies():
         else row
         for row in made[1:]
     ]
-    spoken = [sign.speaks for row, sign in judge_planted_copies([odd, *exposed]) if row.way]
-    assert sum(spoken) >= 0.9 * len(spoken)
+    flagged = [sign.is_flagged for row, sign in judge_planted_copies([odd, *exposed]) if row.way]
+    assert sum(flagged) >= 0.9 * len(flagged)
 
 
 def test_results_that_were_looked_at_count():
-    """One low cell is spoken of alone, and not among many innocent ones that make such a value likely."""
+    """One low cell is flagged alone, and not among many innocent ones that make such a value likely."""
     low = ExposureSign(
         "m", "m", "t", Measures(*[1.0] * 6), "unknown", 5e-4, p_value=0.02, adjusted=0.02
     )
@@ -286,7 +286,7 @@ def test_results_that_were_looked_at_count():
     assert adjust_for_many([]) == []
 
 
-def test_very_documents_are_spoken_of_in_one_clean_cell_of_a_hundred():
+def test_very_documents_are_known_in_one_clean_cell_of_a_hundred():
     """A γ of 3 was called one in 700 and reached by 1.4 % and 2.7 % of the clean cells."""
     rows = real_rows("declared clean") + [row for row in read_planted_copies() if row.rate == 2e-3]
     clean = [sign for row, sign in judge_planted_copies(rows) if not row.way]

@@ -747,7 +747,7 @@ def _compare_leaderboard_task(
             location,
             f"{label} θ after",
             after.effect.value,
-            "at most 0.002",
+            "|θ| ≤ 0.002 (rounded)",
             holds=abs(round(after.effect.value, 3)) <= 0.002,
             remark=_explain(after),
         )

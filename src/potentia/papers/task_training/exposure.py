@@ -18,7 +18,7 @@ How low is low was measured on copies exposed on purpose (``planted.csv``, made 
 is taken in spreads of clean copies and beside what these have by the same measure, and the less likely of the two
 counts, at half the level. A logistic curve gives the share of exposed copies among as many exposed and clean ones, and
 the clean ones count false alarms. Copies count that were probed at the same learning rate and are not of the family in
-question. A cell is spoken of where hardly a clean copy of any one family is as low, and significantly so among all
+question. A cell is flagged where hardly a clean copy of any one family is as low, and significantly so among all
 cells of the study (Benjamini–Hochberg). Related: the fall of losses under fine-tuning (FSD,
 2410.10880), dataset inference (LLM-DI, 2406.06443), Min-K% (2310.16789) and Min-K%++ (2404.02936), CDD (2402.15938),
 ConStat (2405.16281), CoDeC.
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
 CLEAN_FAMILIES = 4  # other families that a declared panel needs
 LEAST_OTHERS = 3  # models of other families, to say anything at all
 FALSE_ALARMS = 0.02  # of the clean copies of any one family; none where it has fewer than fifty
-FALSE_DISCOVERIES = 0.05  # share of the results spoken of that may be false (Benjamini–Hochberg)
+FALSE_DISCOVERIES = 0.05  # share of the flagged results that may be false (Benjamini–Hochberg)
 TAIL = 0.15  # of the clean copies, whose excesses say how likely still lower ones are
-DOCUMENTS_LEVEL = 0.99  # of the clean copies' γ, beyond which these very documents are spoken of
+DOCUMENTS_LEVEL = 0.99  # of the clean copies' γ, beyond which these very documents count as known
 LEAST_DOCUMENTS = 8  # of a split, for γ
 LEAST_FALL = 0.03  # nats a byte; smaller falls of answers and prompts are taken as this
 LOWEST, HIGHEST = 0.02, 3.0  # ratios beyond are taken as these
@@ -66,15 +66,15 @@ PLANTED = Path(__file__).with_name("planted.csv")
 LOSSES = ("text", "answer")
 DECLARED = "declared clean"
 IN_FORM = ("same", "other", "test", "once")  # in the test's own form: what P is the chance of
-SIGNS_LISTED = 5  # where none is low enough to speak of
+SIGNS_LISTED = 5  # where none is flagged
 
 
 @dataclass(frozen=True)
 class ProbeReading:
     """What a probe says of one model and task, by loss and split: what was learned, and documents' losses before."""
 
-    # how far the loss fell: of the text, a byte; of the answer, over that of the prompt
-    loss_drops: Mapping[tuple[str, str], float]
+    # of the text: how far its loss fell, in nats a byte; of the answer: the ratio of its fall to the prompt's
+    learned_amounts: Mapping[tuple[str, str], float]
     documents: Mapping[tuple[str, str], Floats]
     data: str  # names the documents and the settings
     rate: float
@@ -83,7 +83,7 @@ class ProbeReading:
     @classmethod
     def of(cls, probe: ProbeResult) -> ProbeReading:
         """Read one probe, as ``store.provenance.read_probes`` gives them by model and task."""
-        loss_drops: dict[tuple[str, str], float] = {}
+        learned_amounts: dict[tuple[str, str], float] = {}
         documents: dict[tuple[str, str], Floats] = {}
         clusters: dict[str, Clusters] = {}
         learned = probe.learned
@@ -105,16 +105,18 @@ class ProbeReading:
                 nats_before = sum(losses.nats[loss][:learned])
                 nats_learned[loss] = nats_before - after[loss]
                 byte_count[loss] = sum(losses.bytes[loss][:learned])
-            loss_drops["text", split] = nats_learned["text"] / max(byte_count["text"], 1)
+            learned_amounts["text", split] = nats_learned["text"] / max(byte_count["text"], 1)
             if 0 < byte_count["answer"] < byte_count["text"]:
-                prompt = (nats_learned["text"] - nats_learned["answer"]) / (
+                prompt_drop = (nats_learned["text"] - nats_learned["answer"]) / (
                     byte_count["text"] - byte_count["answer"]
                 )
-                answer = nats_learned["answer"] / byte_count["answer"]
-                loss_drops["answer", split] = max(answer, LEAST_FALL) / max(prompt, LEAST_FALL)
+                answer_drop = nats_learned["answer"] / byte_count["answer"]
+                learned_amounts["answer", split] = max(answer_drop, LEAST_FALL) / max(
+                    prompt_drop, LEAST_FALL
+                )
         learning_rate = probe.learning_rate
         data = f"{probe.version} {probe.data} {learning_rate:g}"
-        return cls(loss_drops, documents, data, learning_rate, clusters)
+        return cls(learned_amounts, documents, data, learning_rate, clusters)
 
     def clusters_of(self, split: str, documents: Floats) -> Clusters:
         """Return which of a split's documents share a passage."""
@@ -179,8 +181,8 @@ class ExposureSign:
         return self.measures.left(self.loss or "text")
 
     @property
-    def speaks(self) -> bool:
-        """Whether anything is said of it: hardly a clean copy of any other family is as low, among all results.
+    def is_flagged(self) -> bool:
+        """Whether it is a sign of exposure: hardly a clean copy of any other family is as low, among all results.
 
         Families differ: what 2 % of the clean copies of four families reach, 17 % of those of a fifth, stronger one do.
         So the family with the most false alarms decides, and the number of results that were looked at counts.
@@ -190,15 +192,15 @@ class ExposureSign:
 
     def row(self) -> tuple[TableValue, ...]:
         """Return its cells in the table of the exposure."""
-        alarms: tuple[TableValue, TableValue] = (None, None)
+        clean_as_low: tuple[TableValue, TableValue] = (None, None)
         if self.clean:
-            alarms = (f"{self.false_alarms} of {self.clean}", self.adjusted)
+            clean_as_low = (f"{self.false_alarms} of {self.clean}", self.adjusted)
         return (
             self.model,
             self.task,
             *map(self.measures.left, LOSSES),
             self.probability,
-            *alarms,
+            *clean_as_low,
             *self.measures.gammas,
             self.reference,
             "yes" if self.known else "",
@@ -223,13 +225,13 @@ class ExposureSign:
         else:
             explanation += "; nothing shows that it saw these very examples"
         bound = exact_upper_bound(self.false_alarms, self.clean)
-        alarms = (
+        clean_as_low = (
             f"{self.false_alarms} of {self.clean} clean copies of other families had as little left "
             f"(at most {bound:.1%}; p = {self.adjusted:.2g}, corrected for all results of this study)"
         )
         return (
             f"On {self.task} {self.model} {observation}."
-            f" This suggests earlier training on {explanation}. {alarms}."
+            f" This suggests earlier training on {explanation}. {clean_as_low}."
         )
 
     @property
@@ -356,7 +358,9 @@ def _measure_reading(
 
     def divide_by_panel(loss: str, split: str) -> float:
         key = (loss, split)
-        panel_drops = [member.loss_drops[key] for member in panel if key in member.loss_drops]
+        panel_drops = [
+            member.learned_amounts[key] for member in panel if key in member.learned_amounts
+        ]
         panel_drops = panel_drops or [math.nan]
         if panel_is_clean:
             reference = float(np.median(panel_drops))
@@ -364,7 +368,7 @@ def _measure_reading(
             reference = float(np.quantile(panel_drops, 0.75))
         if not reference > 0:
             return math.nan
-        return reading.loss_drops.get(key, math.nan) / reference
+        return reading.learned_amounts.get(key, math.nan) / reference
 
     return Measures(
         text=divide_by_panel("text", "train"),
@@ -510,7 +514,7 @@ class Calibration:
         if low > threshold:
             excesses = clean[clean > threshold] - threshold
             share = TAIL * math.exp(-(low - threshold) / float(excesses.mean()))
-        return min(1.0, len(LOSSES) * share)  # either of them would have been spoken of
+        return min(1.0, len(LOSSES) * share)  # either of them would have flagged it
 
     def lows(self, measures: Measures) -> dict[str, float]:
         """Return how many spreads of clean ones a cell is below them, by each loss that is known."""
@@ -611,28 +615,28 @@ def judge_planted_copies(copies: Sequence[PlantedCopy]) -> list[tuple[PlantedCop
 
 
 def tabulate_families(copies: Sequence[PlantedCopy], reference: str = DECLARED) -> Table:
-    """Return how many clean cells of every family are spoken of, each judged without its family."""
+    """Return how many clean cells of every family are flagged, each judged without its family."""
     by_family: dict[str, list[ExposureSign]] = {}
     for row, exposure_sign in judge_planted_copies(copies):
         if row.reference == reference and not row.way:
             by_family.setdefault(row.family, []).append(exposure_sign)
     table_rows = []
     for family, exposure_signs in sorted(by_family.items()):
-        alarms = sum(exposure_sign.speaks for exposure_sign in exposure_signs)
-        alarm_rate = alarms / len(exposure_signs)
+        flagged = sum(exposure_sign.is_flagged for exposure_sign in exposure_signs)
+        flagged_share = flagged / len(exposure_signs)
         table_rows.append(
             (
                 family,
                 len(exposure_signs),
-                alarms,
-                alarm_rate,
-                exact_upper_bound(alarms, len(exposure_signs)),
+                flagged,
+                flagged_share,
+                exact_upper_bound(flagged, len(exposure_signs)),
             )
         )
-    column_names = ("family", "clean results", "reported", "rate", "at most")
+    column_names = ("family", "clean results", "flagged", "share", "at most")
     note = (
-        "Results of clean models that were reported by mistake; each is judged by copies of the other families. "
-        "At most: upper 95 % bound of the rate (Clopper–Pearson), wide where there are few results."
+        "Results of clean models that were flagged by mistake; each is judged by copies of the other families. "
+        "At most: upper 95 % bound of the share (Clopper–Pearson), wide where there are few results."
     )
     return Table(
         f"False alarms by family (reference: {reference})", column_names, table_rows, note, digits=3
@@ -650,7 +654,7 @@ def tabulate_exposures(copies: Sequence[PlantedCopy], reference: str = DECLARED)
     for way_of_exposure, exposure_signs in sorted(
         by_way.items()
     ):  # clean ones, which have no way, first
-        spoken_of = sum(exposure_sign.speaks for exposure_sign in exposure_signs)
+        flagged = sum(exposure_sign.is_flagged for exposure_sign in exposure_signs)
         bound = None
         area = None
         if way_of_exposure:
@@ -658,7 +662,7 @@ def tabulate_exposures(copies: Sequence[PlantedCopy], reference: str = DECLARED)
                 clean_lows, np.array([exposure_sign.low for exposure_sign in exposure_signs])
             )
         else:
-            bound = exact_upper_bound(spoken_of, len(exposure_signs))
+            bound = exact_upper_bound(flagged, len(exposure_signs))
         medians_left = []
         for loss in LOSSES:
             medians_left.append(
@@ -677,7 +681,7 @@ def tabulate_exposures(copies: Sequence[PlantedCopy], reference: str = DECLARED)
             (
                 way_of_exposure or "none (false alarms)",
                 len(exposure_signs),
-                spoken_of,
+                flagged,
                 bound,
                 area,
                 *medians_left,
@@ -687,7 +691,7 @@ def tabulate_exposures(copies: Sequence[PlantedCopy], reference: str = DECLARED)
     column_names = (
         "way",
         "results",
-        "reported",
+        "flagged",
         "at most",
         "area",
         "left of texts",
@@ -697,7 +701,7 @@ def tabulate_exposures(copies: Sequence[PlantedCopy], reference: str = DECLARED)
     )
     note = (
         "Copies whose exposure is known; each is judged without the copies of its own family. At most: upper 95 % "
-        "bound of the rate. Area: under the ROC curve of exposed against clean results. Left: median share left to "
+        "bound of the flagged share. Area: under the ROC curve of exposed against clean results. Left: median share left to "
         f"learn. The last two columns count results with a higher γ than {DOCUMENTS_LEVEL:.0%} of the clean results "
         "of other families."
     )
@@ -727,23 +731,23 @@ class Exposure(Finding):
     left_out: tuple[str, ...] = ()
 
     @property
-    def spoken(self) -> list[ExposureSign]:
-        """The cells that anything is said of, the surest first."""
+    def flagged(self) -> list[ExposureSign]:
+        """The cells that are flagged, the surest first."""
         return sorted(
-            (exposure_sign for exposure_sign in self.signs if exposure_sign.speaks),
+            (exposure_sign for exposure_sign in self.signs if exposure_sign.is_flagged),
             key=lambda exposure_sign: -exposure_sign.low,
         )
 
     def sentences(self) -> list[str]:
-        """Return a sentence for each cell that is spoken of."""
-        return [exposure_sign.sentence() for exposure_sign in self.spoken]
+        """Return a sentence for each cell that is flagged."""
+        return [exposure_sign.sentence() for exposure_sign in self.flagged]
 
     def tables(self) -> Sequence[Table]:
         """Return the cells with the least left to learn, and what the method finds where the truth is known."""
         title = "Little left to learn"
-        listed_signs = self.spoken
+        listed_signs = self.flagged
         if not listed_signs:
-            title = "No result is low enough to report; the lowest five"
+            title = "No result is flagged; the lowest five"
             lowest_first = sorted(
                 self.signs, key=lambda exposure_sign: -np.nan_to_num(exposure_sign.low, nan=-np.inf)
             )
@@ -763,7 +767,7 @@ class Exposure(Finding):
             "known",
         )
         note = (
-            f"{len(self.spoken)} of {len(self.signs)} results are reported. Left: how far the loss falls in a short "
+            f"{len(self.flagged)} of {len(self.signs)} results are flagged. Left: how far the loss falls in a short "
             "fine-tuning, as a share of its fall for models of other families. P: probability that the model was "
             "exposed in this form, if half of all models were. γ: how much better the model knows these very "
             f"examples than similar ones; 1 % of clean copies reach {self._describe_least_gammas()}. "
@@ -874,7 +878,7 @@ def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
         planted_rates = sorted({row.rate for row in read_planted_copies()})
         problems.append(
             f"the method was calibrated at learning rates {planted_rates}, not at {uncalibrated_rates}:"
-            " the shares are shown, but no result is reported"
+            " the shares are shown, but no result is flagged"
         )
     return Exposure(judged_signs, tuple(problems))
 

@@ -74,7 +74,7 @@ class ExposureEffect(Finding):
         scores, families, *_ = self.before.fit.effect_row()
         counts = f"{scores} scores of {families} families in {', '.join(self.tasks)}."
         share = (
-            f"Assigned p: share of {assignment_words} to hand out the forms that give a θ as far from"
+            f"Randomization p: share of {assignment_words} to hand out the forms that give a θ as far from"
             " 0."
         )
         table_rows = []
@@ -83,7 +83,7 @@ class ExposureEffect(Finding):
             table_rows.append((worth.stage, *effect, worth.fit.theta.p, worth.assigned_p))
         return Table(
             "What having seen a test's form is worth at equal compute",
-            ("", *EFFECT_COLUMNS[2:], "plain p", "assigned p"),
+            ("", *EFFECT_COLUMNS[2:], "plain p", "randomization p"),
             table_rows,
             f"{counts} {EFFECT_NOTE} {share}",
         )
@@ -93,8 +93,20 @@ class ExposureEffect(Finding):
             (worth.stage, *worth.within.to_row(), worth.within_p)
             for worth in (self.before, self.after)
         ]
-        column_names = ("", "θ", "s.e.", "plain p", "by family", "p", "assigned p")
-        note = "Every model and every task has its own level: a model's exposed tasks against its other ones."
+        column_names = (
+            "",
+            "θ",
+            "s.e.",
+            "p",
+            "clustered s.e.",
+            "clustered p",
+            "randomization p",
+        )
+        note = (
+            "Every model and every task has its own level: a model's exposed tasks against its other ones."
+            " Clustered: by family. Randomization p: share of the ways to hand out the forms that give a θ as far"
+            " from 0."
+        )
         return Table("The same within models", column_names, table_rows, note)
 
 

@@ -61,17 +61,22 @@ class FamilyComparison(Finding):
         """Return a curve per family, before and after."""
         before = [self._to_points(curve, curve.before) for curve in self.curves]
         after = [self._to_points(curve, curve.after) for curve in self.curves]
-        return [self._plot_stage("before", before), self._plot_stage("after", after)]
+        before_line, after_line = self.common
+        return [
+            self._plot_stage("before", before, before_line),
+            self._plot_stage("after", after, after_line),
+        ]
 
     @staticmethod
     def _to_points(curve: FamilyCurve, scores: Floats) -> Points:
         return Points(curve.family, 10**curve.log_compute, scores, curve.models)
 
-    def _plot_stage(self, stage: str, points: Sequence[Points]) -> Plot:
+    def _plot_stage(self, stage: str, points: Sequence[Points], common_line: LogLinearFit) -> Plot:
         return plot_against_compute(
             f"{self.task}-families-{stage}",
             f"{self.task} {stage} adjustment",
-            "Families that looked superior fall onto one common trend after adjustment.",
+            "One curve per family. Families of equal merit lie on one trend;"
+            f" R² of one line: {common_line.r2:.2f}.",
             points=tuple(points),
             lines=tuple(Line(family.name, family.x, family.y) for family in points),
         )

@@ -71,7 +71,7 @@ class Saturation(Finding):
         chart = Plot(
             f"{self.task}-saturation",
             f"{self.task}: gain since the step before",
-            "Bands: 95 % of the mean over models. Near zero at the end: the training has saturated.",
+            "Bands: 95 % of the mean over models. Training has saturated where the last value is near zero.",
             lines=tuple(lines),
             x_label="optimizer steps",
             y_label="mean gain since the step before",
