@@ -46,7 +46,7 @@ class ProgressView:
         self.start_time = time.time()
         earlier_progress = store.events.read_progress(study_plan.key)
         self._earlier_timestamps = {
-            model: state.get("at") for model, state in earlier_progress.items()
+            row_label: state.get("at") for row_label, state in earlier_progress.items()
         }
         self._last_event = store.events.read_last_id(self.study_key)
         self.total_cells = sum(len(row.cells) for row in study_plan.rows)
@@ -83,7 +83,11 @@ class ProgressView:
         )
 
     def collect_news(self) -> list[str]:
-        """Return one line for each cell that ended since the last call; a reason for failure once a model."""
+        """Return the lines to print since the last call.
+
+        A line per finished cell, a failure once per model and reason, memory warnings, rows that other runs took, and
+        on request where the time of each row went.
+        """
         lines = []
         for event in self.store.events.read(self.study_key, after_id=self._last_event):
             self._last_event = event.id
@@ -153,12 +157,12 @@ class ProgressView:
         time_left = self._describe_time_left()
         if time_left:
             parts.append(time_left)
-        for model, state in self._active_rows()[:4]:
+        for row_label, state in self._active_rows()[:4]:
             share = ""
             if state.get("total"):
-                results_done = min(state["done"], state["total"])
-                share = f" {results_done:,} of {state['total']:,}"
-            short_name = self._short_names.get(model, model)
+                units_done = min(state["done"], state["total"])
+                share = f" {units_done:,} of {state['total']:,}"
+            short_name = self._short_names.get(row_label, row_label)
             parts.append(f"{short_name}: {state.get('phase', '')}{share}")
         return " · ".join(parts)
 
@@ -172,15 +176,17 @@ class ProgressView:
         """Return the rows that this run has begun; the state that an earlier run left behind does not count."""
         pending_models = {row.model.name for row in self.plan.rows if row.pending}
         started = {}
-        for model, state in self.store.events.read_progress(self.study_key).items():
-            is_new = state.get("at") != self._earlier_timestamps.get(model)
-            if is_new and state.get("model", model) in pending_models:
-                started[model] = state
+        for row_label, state in self.store.events.read_progress(self.study_key).items():
+            is_new = state.get("at") != self._earlier_timestamps.get(row_label)
+            if is_new and state.get("model", row_label) in pending_models:
+                started[row_label] = state
         return started
 
     def _active_rows(self) -> list[tuple[str, dict[str, Any]]]:
         return [
-            (model, state) for model, state in self._started_rows().items() if "ended" not in state
+            (row_label, state)
+            for row_label, state in self._started_rows().items()
+            if "ended" not in state
         ]
 
     def __rich__(self) -> Group:
@@ -197,12 +203,14 @@ class ProgressView:
     def _draw(self) -> Group:
         owner_by_row = {lease.row: lease.owner for lease in self._leases_of_other_runs()}
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-        for name in ("model", "now", "", "rate", "left", "validation so far"):
-            table.add_column(name)
-        for name, state in self._active_rows()[:MAX_ROWS_SHOWN]:
-            short_name = self._short_names.get(name, name)
-            table.add_row(*_table_row(short_name, state, owner_by_row.get(name, "")))
-        started_models = {state.get("model", name) for name, state in self._started_rows().items()}
+        for column_name in ("model", "now", "", "speed", "left", "validation so far"):
+            table.add_column(column_name)
+        for row_label, state in self._active_rows()[:MAX_ROWS_SHOWN]:
+            short_name = self._short_names.get(row_label, row_label)
+            table.add_row(*_table_row(short_name, state, owner_by_row.get(row_label, "")))
+        started_models = {
+            state.get("model", row_label) for row_label, state in self._started_rows().items()
+        }
         pending_rows = sum(bool(row.pending) for row in self.plan.rows)
         waiting = pending_rows - len(started_models)
         footer = "[dim]Ctrl-C stops and saves[/dim]"
@@ -225,25 +233,25 @@ class ProgressView:
         return header
 
 
-def _table_row(model_name: str, state: Mapping[str, Any], other_owner: str) -> tuple[Any, ...]:
+def _table_row(row_label: str, state: Mapping[str, Any], other_owner: str) -> tuple[Any, ...]:
     """Return the cells of one row of the live table."""
     total = state.get("total") or 0
-    steps_done = state.get("done") or 0
+    units_done = state.get("done") or 0
     progress_bar: ProgressBar | str = ""
     if total:
-        progress_bar = ProgressBar(total=total, completed=min(steps_done, total), width=16)
-    rate_text = ""
+        progress_bar = ProgressBar(total=total, completed=min(units_done, total), width=16)
+    speed_text = ""
     if state.get("tokens_per_second"):
-        rate_text = f"{state['tokens_per_second']:,.0f} tokens/s"
+        speed_text = f"{state['tokens_per_second']:,.0f} tokens/s"
     elif state.get("rate"):
-        rate_text = f"{state['rate']:,.0f} {state.get('unit', 'examples')}/s"
+        speed_text = f"{state['rate']:,.0f} {state.get('unit', 'examples')}/s"
     time_left = "" if state.get("left") is None else format_duration(state["left"])
     last_column = f"by {other_owner}" if other_owner else str(state.get("validation", ""))
     return (
-        escape(model_name),
+        escape(row_label),
         escape(str(state.get("phase", ""))),
         progress_bar,
-        rate_text,
+        speed_text,
         time_left,
         escape(last_column),
     )

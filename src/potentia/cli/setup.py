@@ -36,7 +36,7 @@ class DemoOptions(OutputOptions):
         ),
     ] = Path("potentia-demo")
     full: Annotated[
-        bool, typer.Option("--full", help="All sizes and tasks, 264 results: four times as long.")
+        bool, typer.Option("--full", help="12 models on 11 tasks, 264 results: four times as long.")
     ] = False
     zoo: Annotated[
         Path | None,
@@ -59,7 +59,7 @@ class DemoOptions(OutputOptions):
 
 @command(app, "demo", DemoOptions, needs=Extra.RUN)
 def demo(options: DemoOptions) -> None:
-    """Fine-tune and test every built-in model on every built-in task, then show what that changes.
+    """Fine-tune and test eight of the built-in models on six of the built-in tasks, then show what that changes.
 
     The models are tiny and come with Potentia. Which test each family trained for is planted, so the truth is known.
     Run it again and it is done at once.

@@ -418,7 +418,10 @@ def _find_metric(results_file: _ResultsFile, task_name: str, task: str, metric_n
 def _find_uncounted_tasks(
     results_file: _ResultsFile, results: Mapping[str, object], *, subtasks: bool
 ) -> set[str]:
-    """Return what does not count: tasks inside a group that has a score of its own, or else the group itself."""
+    """Return the tasks to leave out so that nothing counts twice.
+
+    With ``subtasks`` every group; otherwise the members of each group that has a score, and each group that has none.
+    """
     uncounted = {"all"}  # lighteval's mean over its tasks
     for group in results_file.part("group_subtasks").content:
         members = results_file.members_of(group)

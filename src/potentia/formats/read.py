@@ -104,9 +104,7 @@ class _FileReader:
         unnamed = [entry for entry in entries if not entry.metric.name]
         if unnamed:
             note = "the Hub's results name no metric: higher counts as better"
-            lower_is_better = {
-                entry.task for entry in unnamed if not entry.metric.higher_is_better
-            }
+            lower_is_better = {entry.task for entry in unnamed if not entry.metric.higher_is_better}
             if lower_is_better:
                 note += f", lower on {', '.join(sorted(lower_is_better))}"
             self.notes.append(note)

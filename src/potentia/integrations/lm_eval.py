@@ -1,7 +1,9 @@
 """Potentia's scorer as a model of lm-evaluation-harness, registered as ``potentia``.
 
-lm-eval finds models by import alone, so run its command line through this module; every flag is lm-eval's own:
+lm-eval 0.4.13 knows no plug-ins: run ``potentia-lm-eval`` (or ``python -m``), whose flags are lm-eval's own. Later
+versions find the model by its entry point.
 
+    potentia-lm-eval --model potentia --model_args pretrained=MODEL --tasks arc_easy
     python -m potentia.integrations.lm_eval --model potentia --model_args pretrained=MODEL --tasks arc_easy
 
 In Python, importing this module is enough: ``lm_eval.simple_evaluate(model="potentia", model_args={...})``.

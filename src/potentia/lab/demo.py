@@ -26,14 +26,15 @@ def zoo_tuning(
 ) -> dict[str, object]:
     """Return the tuning that suits zoo models: adapters on all layers, loss on the answer alone.
 
-    Tiny models need larger steps than the paper's: rates, batch and caps are fitted to them. The demo takes one rate
-    for all, so that it ends in two minutes. What that costs is in docs/zoo.md.
+    Tiny models need larger steps than the paper's: rates, batch and epochs are fitted to them. The demo takes one rate
+    for all, so that it ends soon. What that costs is in docs/zoo.md.
     """
     shape = {"rank": 8, "alpha": alpha, "dropout": 0.0, "targets": ["all-linear"]}
     return shape | {
         "epochs": epochs,
         "learning_rates": list(learning_rates),
         "batch": 8,
+        "loss": "completion",
         "race": False,
     }
 

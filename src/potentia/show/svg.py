@@ -54,7 +54,7 @@ def widest_text(texts: Iterable[str], font_size: float = FONT_SIZE) -> float:
 
 
 def wrap_text(text: str, width: float, font_size: float = FONT_SIZE) -> list[str]:
-    """Break a text into lines of at most this width."""
+    """Break a text into lines of at most this width; a word longer than that gets a line of its own."""
     lines: list[str] = []
     for word in text.split():
         if lines and estimate_width(f"{lines[-1]} {word}", font_size) <= width:

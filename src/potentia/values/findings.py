@@ -218,7 +218,7 @@ class Findings(Finding):
     """Several findings as one: a subclass has a field for each."""
 
     def findings_by_name(self) -> dict[str, Finding]:
-        """Return the findings by the names of their fields, in order; a field that is None is left out."""
+        """Return the fields that are findings, by name and in order; all other fields are left out."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
             field_name: finding
@@ -275,7 +275,10 @@ def format_mean(value: float) -> str:
 
 
 def to_json_values(value: Any) -> Any:
-    """Return dataclasses, arrays, numpy scalars and other values as JSON values; NaN and infinity become None."""
+    """Return dataclasses, arrays, numpy scalars and containers of them as JSON values; NaN and infinity become None.
+
+    A value of any other type is returned as it is.
+    """
     if isinstance(value, Finding):
         return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
