@@ -316,7 +316,7 @@ def cells_context(report_data: ReportData, answer: Answer) -> dict[str, Any]:
         }
 
     def collect_cells() -> dict[str, list[Any]]:
-        """Return the cells of the models shown, by model, for the file; the board fetches a cell when it is looked at."""
+        """Return the cells of the shown models, for the file; the board fetches a cell when it is looked at."""
         lanes_by_cell: dict[str | None, list[LaneRecord]] = {}
         only_models = shown_models if len(shown_models) < len(models) else None
         for lane in report_data.evidence.lanes(only_models):

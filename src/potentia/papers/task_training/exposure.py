@@ -701,7 +701,7 @@ def tabulate_exposures(copies: Sequence[PlantedCopy], reference: str = DECLARED)
     )
     note = (
         "Copies whose exposure is known; each is judged without the copies of its own family. At most: upper 95 % "
-        "bound of the flagged share. Area: under the ROC curve of exposed against clean results. Left: median share left to "
+        "bound of their share. Area: under the ROC curve of exposed against clean results. Left: median share left to "
         f"learn. The last two columns count results with a higher γ than {DOCUMENTS_LEVEL:.0%} of the clean results "
         "of other families."
     )
