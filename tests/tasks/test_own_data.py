@@ -229,3 +229,12 @@ def test_ratios_are_for_data_in_one_split(tmp_path: Path) -> None:
             user_data=tasks.UserData((str(tmp_path / "d"),), columns=COLUMNS),
             division=tasks.Division((1, 1, 1)),
         )
+
+
+def test_rows_are_taken_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
+    """As many rows as there are were all of them, in their own order, whatever rows they were."""
+    tiny.save_questions(tmp_path / "colours.jsonl", n=30)
+    subtask = tasks.load(str(tmp_path / "colours.jsonl"))._subtasks[0]
+    in_order = subtask.take_rows("train", range(30))
+    assert subtask.take_rows("train", range(29, -1, -1)) == in_order[::-1]
+    assert subtask.take_rows("train", [0] * 30) == [in_order[0]] * 30
