@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable, Sequence
 
 _SECRET = re.compile(
     r"(:/{1,2}[^:/@\s]*:)[^\s'\"<>]*@|([?&]\w*password=)[^&\s'\"<>]*", re.IGNORECASE
@@ -28,6 +30,46 @@ def _hide_password(secret: re.Match[str]) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of a library's error message; the name of its type if there is no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+MAX_SUGGESTIONS = 12  # names that a hint lists
+SIMILAR = 0.6  # from which on a name is one that the user may have meant
+
+
+def suggest_names(typed_name: str, available: Iterable[str]) -> str:
+    """Return a hint for a name that is not there: the names like it, then what there is, the nearest first.
+
+    A list that is cut says how many names there are and ends with "…".
+
+    >>> suggest_names("bolq", ["mnli", "boolq"])
+    'did you mean boolq? There are: boolq, mnli'
+    """
+    names = list(dict.fromkeys(available))
+    if not names:
+        return "there are none"
+    similarity = {name: _measure_similarity(typed_name, name) for name in names}
+    nearest_first = sorted(names, key=lambda name: -similarity[name])
+    similar = [name for name in nearest_first[:3] if similarity[name] >= SIMILAR]
+    listed_names = nearest_first if similar else names
+    count = f" {len(names):,}" if len(names) > MAX_SUGGESTIONS else ""
+    listed = f"here are{count}: {list_names(listed_names)}"
+    if not similar:
+        return f"t{listed}"
+    return f"did you mean {' or '.join(similar)}? T{listed}"
+
+
+def list_names(names: Sequence[str], limit: int = MAX_SUGGESTIONS) -> str:
+    """Return names in a line; a list that is cut ends with "…"."""
+    if len(names) > limit:
+        return f"{', '.join(names[:limit])}, …"
+    return ", ".join(names)
+
+
+def _measure_similarity(typed_name: str, name: str) -> float:
+    """Return how alike two names are, from 0 to 1; a name counts with and without its organisation."""
+    typed = typed_name.casefold()
+    forms = {name.casefold(), name.casefold().rpartition("/")[2]}
+    return max(difflib.SequenceMatcher(None, typed, form).ratio() for form in forms)
 
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)  # exceptions that ask a program to end

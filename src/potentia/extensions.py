@@ -23,7 +23,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from potentia.errors import InputError, PotentiaError, first_line
+from potentia.errors import InputError, PotentiaError, first_line, suggest_names
 
 GROUP = "potentia"
 OWN_TABLES = ("potentia.papers", "potentia.analysis.answers")  # modules with a table ENTRY_POINTS
@@ -65,8 +65,8 @@ def load_extension(kind: ExtensionKind, name: str) -> Any:
     """Import an extension and return the object that its entry point names."""
     entry_point = _entry_points_by_kind()[kind].get(name)
     if entry_point is None:
-        names = ", ".join(list_extensions(kind)) or "none"
-        raise InputError(f"no {_describe_kind(kind)} {name!r}", hint=f"there are: {names}")
+        hint = suggest_names(name, list_extensions(kind))
+        raise InputError(f"no {_describe_kind(kind)} {name!r}", hint=hint)
     try:
         return entry_point.load()
     except PotentiaError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from potentia.errors import InputError, PotentiaError
+from potentia.errors import InputError, PotentiaError, suggest_names
 from potentia.extras import Extra, require_extra
 from potentia.facts import Background, Benchmark, ModelFacts, ModelTable, read_facts
 from potentia.facts import models as known_models
@@ -419,9 +419,10 @@ class Evidence:
             every_task: set[str] = set()
             for matrix in self.scores.values():
                 every_task.update(matrix.tasks)
+            unknown_tasks = ", ".join(tasks or ())
             raise InputError(
-                f"no scores of {', '.join(tasks or ())} in {self.source}",
-                hint=f"there are: {', '.join(sorted(every_task)[:12])}",
+                f"no scores of {unknown_tasks} in {self.source}",
+                hint=suggest_names(unknown_tasks, sorted(every_task)),
             )
         blind_scores = {
             protocol: _select_part(matrix, tasks, models) for protocol, matrix in self.blind.items()
@@ -452,7 +453,7 @@ class Evidence:
     ) -> None:
         for requested_name in requested_names:
             if requested_name not in available:
-                hint = f"there are: {', '.join(available[:8])}"
+                hint = suggest_names(requested_name, available)
                 raise InputError(f"no {kind} {requested_name!r} in {self.source}", hint=hint)
 
     def _gather(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from potentia.errors import DataError, InputError, PotentiaError, StoreError
+from potentia.errors import DataError, InputError, PotentiaError, StoreError, suggest_names
 from potentia.evidence.evidence import Evidence, collect_model_facts, parse_study_record
 from potentia.evidence.join import (
     MeasuredTask,
@@ -277,7 +277,7 @@ def _read_groups(task_groups: str | Path, evidence: Evidence) -> dict[str, str]:
         raise InputError(
             f"no task {unknown[0]!r} in these scores",
             where=str(task_groups),
-            hint=f"there are: {', '.join(list(tasks)[:12])}",
+            hint=suggest_names(unknown[0], tasks),
         )
     return groups
 

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from potentia.errors import DataError, InputError
+from potentia.errors import DataError, InputError, suggest_names
 from potentia.facts import NO_GROUPS, find_benchmark_facts
 from potentia.values.findings import Finding, Table
 from potentia.values.metric import (
@@ -211,7 +211,7 @@ class ColumnHints:
         """Refuse what is said of columns that are not there."""
         available_columns = {_column_key(column) for column in columns}
         for column in sorted(self.columns.keys() - available_columns):
-            hint = f"there are: {', '.join(columns[:20])}"
+            hint = suggest_names(column, columns)
             raise DataError(f"no column {column!r}", where=source, hint=hint)
 
 

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from potentia.errors import DataError
+from potentia.errors import DataError, suggest_names
 from potentia.formats.columns import metric_of_task
 from potentia.formats.entries import ScoreEntry, ScoreFacts, make_entry
 from potentia.formats.json_values import JsonObject, float_or_none
@@ -124,7 +124,7 @@ def read_euroeval(record: EuroEvalRecord, source: str, *, metric: str | None) ->
     metric_name = metric if metric in metric_names else next(iter(metric_names), None)
     if metric_name is None or (metric is not None and metric_name != metric):
         message = f"the record has no metric {metric or ''}".rstrip()
-        raise DataError(message, where=source, hint=f"there are: {', '.join(metric_names)}")
+        raise DataError(message, where=source, hint=suggest_names(metric or "", metric_names))
     half_width = record.total.get(f"test_{metric_name}_se")
     half_width_number = float_or_none(half_width)
     return make_entry(

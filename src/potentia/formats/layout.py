@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from potentia.errors import DataError
+from potentia.errors import DataError, list_names, suggest_names
 from potentia.formats.columns import (
     ColumnHint,
     ColumnHints,
@@ -149,7 +149,7 @@ def read_score_rows(
     missing = [
         field_name for field_name in ("model", "benchmark", "score") if field_name not in columns
     ]
-    available_columns = ", ".join(table.columns[:20])
+    available_columns = list_names(table.columns, 20)
     raise DataError(
         f"the column {', '.join(missing)} is missing; the file has: {available_columns}",
         where=table.source,
@@ -200,7 +200,7 @@ def _check_column_map(table: RawTable, column_map: Mapping[str, str]) -> None:
             raise DataError(
                 f"no column {column!r} to map to {field}",
                 where=table.source,
-                hint=f"there are: {', '.join(table.columns[:20])}",
+                hint=suggest_names(column, table.columns),
             )
 
 

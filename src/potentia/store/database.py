@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
-from potentia.errors import StoreError
+from potentia.errors import StoreError, suggest_names
 from potentia.store import schema
 from potentia.store.error_translation import store_removed_error, translated_errors
 from potentia.store.waiting import never_stop
@@ -143,7 +143,7 @@ class Database:
             )
             hint = "the store holds no study yet"
             if study_names:
-                hint = "there are: " + ", ".join(sorted(study_names))
+                hint = suggest_names(study, sorted(study_names))
             raise StoreError(f"no study {study!r} in this store", where=self.where, hint=hint)
         if key == study:
             self._study_keys[study] = key

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from potentia.errors import TaskError
+from potentia.errors import TaskError, suggest_names
 from potentia.tasks.data import Record, Records, RecordsBySplit, UserData, as_list
 
 # A column looks like labels with at most so many distinct values, of so many characters, in this many rows each,
@@ -547,7 +547,7 @@ def map_columns(records: Records, columns: ColumnsByField) -> Records:
                 raise TaskError(
                     f"no column {mapped_column!r} for {field_name}",
                     where=records[0].place.source if records else "",
-                    hint=f"there are: {', '.join(sorted(available))}; say it with --map {field_name}=COLUMN",
+                    hint=f"{suggest_names(mapped_column, sorted(available))}; say it with --map {field_name}=COLUMN",
                 )
     mapped_records = []
     for record in records:

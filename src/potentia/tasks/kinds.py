@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from potentia.errors import TaskError
+from potentia.errors import TaskError, suggest_names
 from potentia.tasks.consent import Definition
 from potentia.tasks.data import BadRows, Record, Records, RecordsBySplit, RowError, UserData
 from potentia.tasks.free_text import FREE_TEXT_METRICS, choose_grader, choose_metric
@@ -469,7 +469,7 @@ def _choose_label_words(labels: Sequence[str], stated_words: Mapping[str, str]) 
     unknown = sorted(set(map(str, stated_words)) - set(labels))
     if unknown:
         raise TaskError(
-            f"no row has the label {unknown[0]!r}", hint=f"there are: {', '.join(labels[:12])}"
+            f"no row has the label {unknown[0]!r}", hint=suggest_names(unknown[0], labels)
         )
     spaced = {label: " ".join(re.sub(r"[_\s]+", " ", label).split()) or label for label in labels}
     unchanged = {label: label for label in labels}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from potentia.errors import suggest_names
 from potentia.extras import Extra, require_extra
 from potentia.values.wording import set_signs_of_cell
 
@@ -182,8 +183,7 @@ class Finding:
         titles = [available.title for available in tables]
         position = _find_position(table, titles)
         if position is None:
-            listed_titles = ", ".join(titles) or "none"
-            raise LookupError(f"no table {table!r}; there are: {listed_titles}")
+            raise LookupError(f"no table {table!r}; {suggest_names(str(table), titles)}")
         return tables[position].to_frame()
 
     def plot(self, chart: int | str = 0) -> object:
@@ -192,8 +192,7 @@ class Finding:
         chart_names = [available.name for available in charts]
         position = _find_position(chart, chart_names)
         if position is None:
-            listed_names = ", ".join(chart_names) or "none"
-            raise LookupError(f"no chart {chart!r}; there are: {listed_names}")
+            raise LookupError(f"no chart {chart!r}; {suggest_names(str(chart), chart_names)}")
         if not _DRAWING_FUNCTIONS:
             raise LookupError("charts are drawn by potentia.show: import it first")
         draw_chart = _DRAWING_FUNCTIONS[-1]  # the one that was registered last

@@ -15,7 +15,7 @@ from typing import Protocol as TypingProtocol
 import numpy as np
 import numpy.typing as npt
 
-from potentia.errors import InputError
+from potentia.errors import InputError, suggest_names
 from potentia.extras import Extra, require_extra
 from potentia.values.metric import UNKNOWN_ORIGIN, Measured, Metric, Origin
 from potentia.values.protocol import Protocol
@@ -482,9 +482,7 @@ def _find_positions(
     try:
         return [position_by_name[selected_name] for selected_name in selection]
     except KeyError as error:
-        available_names = ", ".join(names[:8])
-        if len(names) > 8:
-            available_names += " …"
+        unknown_name = str(error.args[0])
         raise InputError(
-            f"no {kind} {error.args[0]!r} in these scores", hint=f"there are: {available_names}"
+            f"no {kind} {unknown_name!r} in these scores", hint=suggest_names(unknown_name, names)
         ) from None

@@ -53,7 +53,7 @@ from potentia.analysis.wording import (
     format_level,
     format_p_value,
 )
-from potentia.errors import InputError
+from potentia.errors import InputError, suggest_names
 from potentia.evidence import Evidence
 from potentia.facts import find_chance_score
 from potentia.values.clusters import Clusters
@@ -280,17 +280,23 @@ def find_benchmark(
     if chosen not in evidence.final_scores:
         raise InputError(
             f"no protocol {str(chosen)!r} in {evidence.source}",
-            hint=f"there are: {', '.join(evidence.final_scores)}",
+            hint=suggest_names(chosen, evidence.final_scores),
         )
     matrix = evidence.final_scores[chosen].benchmarks()
     if task not in matrix.tasks:
-        raise InputError(
-            f"no scores of {task} in {evidence.source}",
-            hint=f"there are: {', '.join(matrix.tasks[:12])}",
-        )
+        raise _make_unknown_task_error(evidence, chosen, task)
     relatives = ModelFamilies.of_background(evidence.background, matrix)
     screening = _screen_evidence(evidence, matrix, relatives, tested=[task])
     return _judge_screened(evidence, matrix, task, screening, relatives, in_train)
+
+
+def _make_unknown_task_error(evidence: Evidence, protocol: Protocol, task: str) -> InputError:
+    """Return the error for a task that cannot be judged: a text to predict, or one without scores."""
+    hint = suggest_names(task, evidence.final_scores[protocol].benchmarks().tasks)
+    if any(task in matrix.corpora().tasks for matrix in evidence.scores.values()):
+        message = f"{task} is a perplexity corpus; only tasks are judged"
+        return InputError(message, where=evidence.source, hint=hint)
+    return InputError(f"no scores of {task} in {evidence.source}", hint=hint)
 
 
 def _screen_evidence(

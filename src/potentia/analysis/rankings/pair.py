@@ -32,7 +32,7 @@ from potentia.analysis.stats.significance import (
     benjamini_hochberg,
     estimate_test_sizes,
 )
-from potentia.errors import InputError
+from potentia.errors import InputError, suggest_names
 from potentia.values.findings import Finding, Interval, Table, TableValue, short_names
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Outcomes, ScoreMatrix
@@ -246,12 +246,12 @@ def resolve_model_name(evidence: Evidence, requested_name: str) -> str:
             raise InputError(
                 f"{requested_name!r} may be {len(candidates)} models",
                 where=evidence.source,
-                hint=f"such as {', '.join(candidates[:5])}",
+                hint=suggest_names(requested_name, candidates),
             )
     raise InputError(
         f"no model {requested_name!r}",
         where=evidence.source,
-        hint=f"there are: {', '.join(evidence.models[:12])}",
+        hint=suggest_names(requested_name, evidence.models),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.errors import InputError
+from potentia.errors import InputError, suggest_names
 from potentia.values.findings import Bars, Chart, Heatmap, Interval, Table
 from potentia.values.protocol import DIRECT, Protocol, TaskName
 from potentia.values.scores import Floats, ScoreMatrix
@@ -83,7 +83,7 @@ class MethodScores:
         if baseline not in self.methods:
             raise InputError(
                 f"no method {baseline!r} in these scores",
-                hint=f"there are: {', '.join(self.methods)}",
+                hint=suggest_names(baseline, self.methods),
             )
         return (baseline, *(method for method in self.methods if method != baseline))
 

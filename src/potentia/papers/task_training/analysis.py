@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from potentia.analysis.left_out import describe_left_out
 from potentia.analysis.stats.relatives import ModelFamilies
 from potentia.analysis.wording import join_names
-from potentia.errors import InputError
+from potentia.errors import InputError, suggest_names
 from potentia.extras import Extra, is_installed
 from potentia.facts import compute_chance_score, find_chance_score
 from potentia.papers.task_training.adjustment import compare_groups
@@ -171,7 +171,7 @@ def _choose_protocol(
         missing = chosen or " or ".join(usual)
         raise InputError(
             f"no scores by {missing} in {evidence.source}",
-            hint=f"there are: {', '.join(evidence.final_scores)}",
+            hint=suggest_names(missing, evidence.final_scores),
         )
     return chosen
 

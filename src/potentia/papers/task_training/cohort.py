@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.left_out import drop_names_in, join_first_names, keep_names_in
-from potentia.errors import InputError
+from potentia.errors import InputError, list_names, suggest_names
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
 from potentia.values.findings import Line, Plot, Points, select_positions
@@ -176,12 +176,12 @@ class Cohort:
         """Split by any column of the facts: N = 1 where it has this value."""
         if column not in self.columns:
             raise InputError(
-                f"no column {column!r} in the facts", hint=f"there are: {', '.join(self.columns)}"
+                f"no column {column!r} in the facts", hint=suggest_names(column, self.columns)
             )
         cells = np.array(self.columns[column])
         members = cells == value
         if not members.any() or members.all():
-            values = ", ".join(np.unique(cells)[:8])
+            values = list_names(np.unique(cells).tolist(), 8)
             raise InputError(
                 f"{column} = {value!r} does not split these models", hint=f"values there: {values}"
             )
@@ -247,8 +247,8 @@ def pair_scores(
     """Join two protocols task by task, keeping the models with both scores and known compute."""
     shared_tasks = keep_names_in(tasks or before.tasks, before.tasks, after.tasks)
     if not shared_tasks:
-        tasks_before = ", ".join(before.tasks[:6])
-        tasks_after = ", ".join(after.tasks[:6])
+        tasks_before = list_names(before.tasks, 6)
+        tasks_after = list_names(after.tasks, 6)
         raise InputError(
             f"no task was scored both as {before.protocol} and as {after.protocol}",
             hint=f"{before.protocol}: {tasks_before}; {after.protocol}: {tasks_after}",

@@ -44,7 +44,7 @@ from potentia.analysis.stats import fit_balanced_logistic
 from potentia.analysis.stats.intervals import exact_upper_bound
 from potentia.analysis.stats.relatives import ModelFamilies
 from potentia.analysis.stats.significance import benjamini_hochberg
-from potentia.errors import InputError
+from potentia.errors import InputError, suggest_names
 from potentia.values.clusters import Clusters, clustered_error
 from potentia.values.findings import Chart, Finding, Heatmap, Table, TableValue
 from potentia.values.scores import Floats
@@ -842,7 +842,7 @@ def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
     unknown = drop_names_in(sorted(clean), models)
     if unknown:
         raise InputError(
-            f"no probe of {unknown[0]}", hint=f"there are: {', '.join(sorted(models)[:12])}"
+            f"no probe of {unknown[0]}", hint=suggest_names(unknown[0], sorted(models))
         )
     family_of_model = ModelFamilies.of_evidence(evidence).family_of_model
     families = {}

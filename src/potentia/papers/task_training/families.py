@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.errors import InputError
+from potentia.errors import InputError, suggest_names
 from potentia.papers.task_training.cohort import Cohort, ScorePair, plot_against_compute
 from potentia.papers.task_training.scaling import LogLinearFit, fit_log_linear
 from potentia.values.findings import Chart, Finding, Line, Plot, Points, Table, select_positions
@@ -129,7 +129,7 @@ def _make_curve(score_pair: ScorePair, family: str, models: Sequence[str]) -> Fa
     if not len(positions):
         raise InputError(
             f"no model of family {family!r} here",
-            hint=f"there are: {', '.join(sorted(set(cohort.family)))}",
+            hint=suggest_names(family, sorted(set(cohort.family))),
         )
     by_compute = positions[np.argsort(cohort.compute[positions], kind="stable")]
     return FamilyCurve(
