@@ -10,6 +10,8 @@ import pytest
 
 import potentia
 
+REAL_MODELS = Path(__file__).parents[1] / "examples" / "real-models.csv"
+
 
 @pytest.mark.parametrize("name", [name for name in dir(potentia) if not name.startswith("_")])
 def test_every_public_name_is_there(name: str):
@@ -125,10 +127,47 @@ def test_every_finding_is_a_frame_and_has_a_short_repr(tmp_path: Path):
         assert repr(finding).startswith(type(finding).__name__)
         if finding.tables():
             frame = finding.to_frame()
-            assert list(frame.columns) == list(finding.tables()[0].columns)
+            assert all(column.isidentifier() and column.islower() for column in frame.columns)
             assert len(frame) == len(finding.tables()[0].rows)
     with pytest.raises(LookupError, match="no table 'nothing'"):
         result.to_frame("nothing")
+
+
+NUMBER = re.compile(r"[<>+−-]?\s?\d[\d.,]*\s?(%|±|\(|to|–|of|$)")
+
+
+def shows_number(text: str) -> bool:
+    """Whether a cell is a number in words, and no sentence or name."""
+    return NUMBER.match(text) is not None and len(text.split()) < 7
+
+
+def test_what_a_frame_shows_as_a_number_is_a_number():
+    """An interval, a share, a rank with its range: each part has a column of its own, to sort and to plot."""
+    source = str(REAL_MODELS)
+    rankings = potentia.rankings(source)
+    first, second = list(rankings.scoreboard.names)[:2]
+    findings = rankings.findings_by_name()
+    findings["compare"] = potentia.compare(source, first, second)
+    findings["benchmark"] = potentia.benchmark(source, rankings.scoreboard.tasks[0])
+    for name, finding in findings.items():
+        for number in range(len(finding.tables())):
+            frame = finding.to_frame(number)
+            for column in frame.columns:
+                texts = [cell for cell in frame[column] if isinstance(cell, str)]
+                assert not any(shows_number(text) for text in texts), (name, column, texts[:3])
+
+
+def test_the_scoreboard_and_a_pair_are_frames_of_numbers():
+    rankings = potentia.rankings(str(REAL_MODELS))
+    frame = rankings.to_frame()
+    expected = ["rank", "rank_low", "rank_high", "p_first", "direct", "direct_low", "direct_high"]
+    assert set(expected) <= set(frame.columns)
+    assert all(frame[column].dtype.kind in "if" for column in expected)
+    first, second = list(rankings.scoreboard.names)[:2]
+    pair = potentia.compare(str(REAL_MODELS), first, second).to_frame()
+    assert set(pair["significant"].dropna()) <= {True, False}
+    assert (pair["low"] <= pair["difference"]).all()
+    assert (pair["difference"] <= pair["high"]).all()
 
 
 def test_every_public_function_says_its_parameters_and_gives_an_example():

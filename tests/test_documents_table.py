@@ -234,15 +234,17 @@ def test_the_states_are_what_reproduce_prints(document: str, reproductions: dict
 
 def test_the_table_of_the_real_study_is_what_rankings_print():
     examples = PAGE.parents[1] / "examples" / "real-models.csv"
-    frame = potentia.rankings(str(examples)).to_frame()
-    columns = ["before fine-tuning", "5-shot", "after fine-tuning"]
+    scoreboard = potentia.rankings(str(examples)).tables()[0]
+    labels = ["before fine-tuning", "5-shot", "after fine-tuning"]
+    columns = [scoreboard.columns.index(label) for label in labels]
+    model_column = scoreboard.columns.index("model")
     printed = {}
-    for _, row in frame.iterrows():
-        printed[row["model"]] = [str(row[column]).partition(" ")[0] for column in columns]
+    for row in scoreboard.rows:
+        printed[row[model_column]] = [row[column].partition(" ")[0] for column in columns]
     page = (PAGE.parent / "reproduce.md").read_text("utf-8")
     table = {row[0]: row[1:] for row in rows_of(page, "model") if row[0] in printed}
     assert table == printed
-    chances = [str(chance) for chance in frame["P(first)"][:2]]
+    chances = [row[scoreboard.columns.index("P(first)")] for row in scoreboard.rows[:2]]
     assert f"({chances[0]}; its own copy {chances[1]})" in page
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from potentia.values.findings import ValuedText
+
 
 def format_percent(probability: float) -> str:
     """Write a probability in per cent; nothing is certain, so the ends are "over 99 %" and "under 1 %"."""
+    text = "under 1 %"
     if probability > 0.995:
-        return "over 99 %"
-    if probability >= 0.01:
-        return f"{100 * probability:.0f} %"
-    return "under 1 %"
+        text = "over 99 %"
+    elif probability >= 0.01:
+        text = f"{100 * probability:.0f} %"
+    return ValuedText(text, value=probability)
 
 
 def format_level(level: float) -> str:
@@ -33,8 +36,10 @@ def format_plus_minus(value: float, half_width: float, *, sign: bool = False) ->
         return None
     number = f"{value:+.3f}" if sign else f"{value:.3f}"
     if not math.isfinite(half_width):
-        return number
-    return f"{number} ± {half_width:.3f}"
+        return ValuedText(number, value=value)
+    return ValuedText(
+        f"{number} ± {half_width:.3f}", value=value, low=value - half_width, high=value + half_width
+    )
 
 
 def format_difference(difference: float, *, in_points: bool, sign: bool = False) -> str:

@@ -11,12 +11,13 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from potentia.errors import suggest_names
 from potentia.extras import Extra, require_extra
+from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST
 from potentia.values.wording import set_signs_of_cell
 
 if TYPE_CHECKING:
@@ -33,6 +34,34 @@ TableValue = str | int | float | None
 
 T = TypeVar("T")
 
+SPELLED_SIGNS = {"τ": "tau", "σ": "sigma", "Δ": "difference", "%": "percent", "²": "2", "×": "by"}
+FRAME_NAMES = {protocol.label: str(protocol) for protocol in (DIRECT, TRAIN_BEFORE_TEST)}
+
+
+class ValuedText(str):
+    """A text in a table with the values that it shows: people read "0.612 ± 0.021", ``to_frame`` gives the numbers.
+
+    The part called ``value`` gets the name of the column, another one that name with its own behind it.
+
+    >>> ValuedText("1 (1–3)", value=1, low=1, high=3).parts
+    {'value': 1, 'low': 1, 'high': 3}
+    """
+
+    parts: Mapping[str, TableValue]
+
+    def __new__(cls, text: str, **parts: TableValue) -> Self:
+        """Return the text with its values by the names of its parts."""
+        valued_text = super().__new__(cls, text)
+        valued_text.parts = parts
+        return valued_text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_valued_text, (str(self), dict(self.parts))
+
+
+def _restore_valued_text(text: str, parts: Mapping[str, TableValue]) -> ValuedText:
+    return ValuedText(text, **parts)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -43,6 +72,8 @@ class Table:
     rows: Any  # a tuple of tuples after __post_init__
     note: str = ""
     digits: int = 3  # decimals that people see; the numbers are not rounded
+    # what a DataFrame calls a column, where not by its name in snake case; "" leaves the names of its parts alone
+    frame_names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -63,11 +94,28 @@ class Table:
         return "\n".join(lines)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the table as a pandas DataFrame; numbers stay numbers."""
+        """Return the table as a pandas DataFrame: names in snake case, and the values that a text shows as numbers."""
         require_extra(Extra.PANDAS, "a pandas table")
         import pandas as pd
 
-        return pd.DataFrame(list(self.rows), columns=list(self.columns))
+        return pd.DataFrame(self._frame_columns())
+
+    def _frame_columns(self) -> dict[str, list[TableValue]]:
+        """Return the values of every column of the DataFrame by its name; a text with parts gives a column for each."""
+        columns: dict[str, list[TableValue]] = {}
+        preceding_name = ""
+        for position, shown_name in enumerate(self.columns):
+            cells = [row[position] for row in self.rows]
+            name = self.frame_names.get(shown_name, make_frame_name(shown_name))
+            is_end = name in ("low", "high")
+            if is_end and self.columns.count(shown_name) > 1:
+                name = f"{preceding_name}_{name}"
+            if not is_end:
+                preceding_name = name
+            for part_name, values in _split_into_parts(cells).items():
+                part_column = name if part_name == "value" else f"{name}_{part_name}".lstrip("_")
+                columns[_make_unique(part_column, columns)] = values
+        return columns
 
     def _repr_html_(self) -> str:
         """Return the table as HTML, which a notebook shows."""
@@ -90,6 +138,46 @@ class Table:
         for row in self.rows:
             text_rows.append([set_signs_of_cell(format_cell(cell, self.digits)) for cell in row])
         return text_rows
+
+
+def make_frame_name(shown_name: str) -> str:
+    """Return the name of a column in plain snake case: P(first) becomes p_first."""
+    if shown_name in FRAME_NAMES:
+        return FRAME_NAMES[shown_name]
+    spelled = "".join(SPELLED_SIGNS.get(letter, letter) for letter in shown_name)
+    return re.sub(r"\W+", "_", spelled).strip("_").lower() or "name"
+
+
+def _make_unique(name: str, taken: Collection[str]) -> str:
+    """Return a name that is not taken: with a number behind it where it is."""
+    if name not in taken:
+        return name
+    return next(
+        f"{name}_{number}" for number in itertools.count(2) if f"{name}_{number}" not in taken
+    )
+
+
+def _split_into_parts(cells: Sequence[TableValue]) -> dict[str, list[TableValue]]:
+    """Return the values of a column by their parts: ``value`` alone where no cell is a text with parts."""
+    part_names: dict[str, None] = {}
+    for cell in cells:
+        if isinstance(cell, ValuedText):
+            part_names |= dict.fromkeys(cell.parts)
+    if not part_names:
+        return {"value": [cell if _is_filled(cell) else None for cell in cells]}
+    values_by_part: dict[str, list[TableValue]] = {}
+    for part_name in part_names:
+        values_by_part[part_name] = [_read_part(cell, part_name) for cell in cells]
+    return values_by_part
+
+
+def _read_part(cell: TableValue, part_name: str) -> TableValue:
+    """Return one part of a cell; a plain number is its own value, and other texts have none."""
+    if isinstance(cell, ValuedText):
+        return cell.parts.get(part_name)
+    if part_name == "value" and not isinstance(cell, str):
+        return cell
+    return None
 
 
 def _walk_values(row: Iterable[Any]) -> Iterator[TableValue]:
@@ -175,7 +263,9 @@ class Finding:
         return {field_name: to_json_values(getattr(self, field_name)) for field_name in shown_names}
 
     def to_frame(self, table: int | str = 0) -> pd.DataFrame:
-        """Return one of the tables, by number or title, as a pandas DataFrame; numbers stay numbers.
+        """Return one of the tables, by number or title, as a pandas DataFrame.
+
+        Columns have names in snake case; what a cell shows as text, such as 0.612 ± 0.021, becomes numbers.
 
         >>> potentia.rankings("scores.csv").to_frame()  # doctest: +SKIP
         """
@@ -351,9 +441,11 @@ class Interval:
         """
         if not math.isfinite(self.value):
             return None
-        value_text = f"{self.value:+.{digits}f}" if sign else f"{self.value:.{digits}f}"
+        text = f"{self.value:+.{digits}f}" if sign else f"{self.value:.{digits}f}"
         error = self.format_error(digits=digits)
-        return value_text if error is None else f"{value_text} {error}"
+        if error is not None:
+            text = f"{text} {error}"
+        return ValuedText(text, value=self.value, low=self.low, high=self.high)
 
     def format_error(self, *, digits: int = 3) -> str | None:
         """Return the interval without the value: ± 0.021, or (0.000 to 0.019); None if it is not known."""

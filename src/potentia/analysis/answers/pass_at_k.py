@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.analysis.stats.intervals import score_interval
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Points, Table
+from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Points, Table, ValuedText
 from potentia.values.protocol import Protocol
 from potentia.values.sampling import estimate_generation_error
 from potentia.values.scores import ItemOutcome, Score
@@ -50,7 +50,8 @@ class PassAtK:
     def describe(self) -> str:
         """Return the value with its interval."""
         interval = self.interval
-        return f"{self.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+        text = f"{self.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+        return ValuedText(text, value=self.value, low=interval.low, high=interval.high)
 
 
 @dataclass(frozen=True)

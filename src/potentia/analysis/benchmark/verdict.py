@@ -64,6 +64,7 @@ from potentia.values.findings import (
     Interval,
     Table,
     TableValue,
+    ValuedText,
     select_positions,
 )
 from potentia.values.protocol import Protocol
@@ -248,7 +249,7 @@ def _measure_row(label: str, value: Interval | float | None) -> list[MeasureRow]
 def _p_value_row(label: str, p_value: float | None) -> list[MeasureRow]:
     """Return the row of a p value in the table; the smallest ones are bounded, not told."""
     if p_value is not None and p_value < LEAST_P_VALUE:
-        return [(label, f"< {LEAST_P_VALUE:g}", None, None)]
+        return [(label, ValuedText(f"< {LEAST_P_VALUE:g}", value=p_value), None, None)]
     return _measure_row(label, p_value)
 
 

@@ -45,7 +45,16 @@ from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.bootstrap import kendall_by_row
 from potentia.analysis.wording import capitalize_first, format_plus_minus
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Line, Plot, Points, Table, short_names
+from potentia.values.findings import (
+    Chart,
+    Finding,
+    Line,
+    Plot,
+    Points,
+    Table,
+    ValuedText,
+    short_names,
+)
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -326,7 +335,7 @@ class Training(Finding):
         """Return run, step, the score by each protocol and, with several protocols, what preparation gains."""
         row: list[str | None] = [
             self.names[training_run.series],
-            f"{training_run.steps[index]:,.0f}",
+            ValuedText(f"{training_run.steps[index]:,.0f}", value=training_run.steps[index]),
         ]
         for protocol in self.protocols:
             half_width = Z_95 * training_run.errors[protocol][index]
@@ -336,7 +345,7 @@ class Training(Finding):
                 training_run.scores[self.main][index]
                 - training_run.scores[self.protocols[0]][index]
             )
-            row.append(f"{gain_score:+.3f}")
+            row.append(ValuedText(f"{gain_score:+.3f}", value=gain_score))
         return row
 
     def charts(self) -> Sequence[Chart]:

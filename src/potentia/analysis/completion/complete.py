@@ -44,6 +44,7 @@ from potentia.values.findings import (
     Heatmap,
     Interval,
     Table,
+    ValuedText,
     select_positions,
 )
 from potentia.values.protocol import Protocol
@@ -190,10 +191,13 @@ class Completion(Finding):
         table_rows = list(
             zip(
                 self.models,
-                map("{:g} ({:.0f}–{:.0f})".format, self.rank, self.rank_low, self.rank_high),
+                map(_format_rank, self.rank, self.rank_low, self.rank_high),
                 self.p_best,
                 self.p_top(top_count),
-                [f"{cells} of {len(self.tasks)}" for cells in cells_of_models],
+                [
+                    ValuedText(f"{cells} of {len(self.tasks)}", value=cells)
+                    for cells in cells_of_models.tolist()
+                ],
                 strict=True,
             )
         )
@@ -567,3 +571,7 @@ def _draw_aggregates(
         spread = scores.std(axis=1, keepdims=True)
         aggregates.append(divide_by_spread(centred, spread) @ task_weights)
     return np.concatenate(aggregates)
+
+
+def _format_rank(rank: float, low: float, high: float) -> ValuedText:
+    return ValuedText(f"{rank:g} ({low:.0f}–{high:.0f})", value=rank, low=low, high=high)

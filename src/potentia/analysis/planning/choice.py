@@ -34,6 +34,7 @@ from potentia.values.findings import (
     Interval,
     Table,
     TableValue,
+    ValuedText,
     short_names,
     to_json_values,
 )
@@ -286,7 +287,14 @@ class ModelChoice(Finding):
         direction = "" if self.higher_is_better else ", lower is better"
         title = f"{self.task} ({self.metric}{direction}): {training}, {self.test_examples} tested"
         column_names = ("model", "before", "after fine-tuning", "P(best)", "size", "predicts", "")
-        tables = [Table(title, column_names, table_rows, " ".join(self.notes))]
+        frame_names = {
+            "before": "direct",
+            "size": "parameters",
+            "predicts": "examples_per_second",
+            "": "state",
+        }
+        notes = " ".join(self.notes)
+        tables = [Table(title, column_names, table_rows, notes, frame_names=frame_names)]
         if self.curve is not None:
             tables += self.curve.tables()
         return tables
@@ -313,8 +321,9 @@ def _format_score(score: Score | None) -> str | None:
         return None
     interval = interval_of_score(score)
     if not math.isfinite(interval.low):
-        return f"{score.value:.3f}"
-    return f"{score.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+        return ValuedText(f"{score.value:.3f}", value=score.value)
+    text = f"{score.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+    return ValuedText(text, value=score.value, low=interval.low, high=interval.high)
 
 
 def _format_chance(chance: float) -> str | None:
@@ -326,13 +335,14 @@ def _format_parameters(parameters: float) -> str | None:
         return None
     for unit_size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if parameters >= unit_size:
-            return f"{parameters / unit_size:.3g}{unit}"
-    return f"{parameters:.0f}"
+            return ValuedText(f"{parameters / unit_size:.3g}{unit}", value=parameters)
+    return ValuedText(f"{parameters:.0f}", value=parameters)
 
 
 def _format_speed(examples_per_second: float) -> str | None:
     if not math.isfinite(examples_per_second):
         return None
+    text = f"{examples_per_second:.2g}/s"
     if examples_per_second >= 10:
-        return f"{examples_per_second:,.0f}/s"
-    return f"{examples_per_second:.2g}/s"
+        text = f"{examples_per_second:,.0f}/s"
+    return ValuedText(text, value=examples_per_second)

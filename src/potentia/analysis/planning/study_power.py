@@ -23,7 +23,7 @@ from potentia.analysis.stats.power import (
 )
 from potentia.errors import InputError
 from potentia.facts import find_task_groups
-from potentia.values.findings import Finding, Table, TableValue
+from potentia.values.findings import Finding, Table, TableValue, ValuedText
 from potentia.values.wording import format_count
 
 DIFFERENCES = (0.005, 0.01, 0.02, 0.05)  # that people ask about
@@ -89,7 +89,7 @@ class StudyPower(Finding):
         for difference in self.differences:
             table_rows.append(
                 (
-                    f"{difference:g}",
+                    ValuedText(f"{difference:g}", value=difference),
                     _format_need(count_examples_needed(self.design, difference)),
                     _format_seeds(count_seeds_needed(self.design, difference)),
                     _format_need(count_tasks_needed(self.design_beyond, difference)),
@@ -135,13 +135,13 @@ class StudyPower(Finding):
 
 
 def _format_need(count: int | None) -> str:
-    return BEYOND_REACH if count is None else f"{count:,}"
+    return BEYOND_REACH if count is None else ValuedText(f"{count:,}", value=count)
 
 
 def _format_seeds(count: int | None) -> str:
     if count is None or count > MOST_SEEDS:
         return BEYOND_REACH
-    return str(count)
+    return ValuedText(str(count), value=count)
 
 
 def estimate_study_power(tests: Mapping[str, TestSize], *, seeds: int = 1) -> StudyPower:

@@ -50,7 +50,7 @@ from potentia.analysis.stats.first_place import (
     shrink_draws,
 )
 from potentia.facts import variant_of
-from potentia.values.findings import Finding, Table, select_positions
+from potentia.values.findings import Finding, Table, ValuedText, select_positions
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -352,7 +352,7 @@ class Ranking(Finding):
         """Return the ranking, and those of the models that cannot be compared with these."""
         table_rows = zip(
             self.models,
-            map("{:g}".format, self.ranks),
+            [ValuedText(f"{rank:g}", value=rank) for rank in self.ranks.tolist()],
             map(format_rank_span, self.low, self.high),
             self.p_first,
             self.task_counts,
@@ -376,7 +376,11 @@ class Ranking(Finding):
             notes.append(
                 f"Not ranked, because they share no task with the others: {', '.join(self.unranked)}."
             )
-        tables = [Table(title, column_names, table_rows, " ".join(notes), digits=2)]
+        frame_names = {f"{self.level:.0%} interval": "rank"}
+        table_note = " ".join(notes)
+        tables = [
+            Table(title, column_names, table_rows, table_note, digits=2, frame_names=frame_names)
+        ]
         for part in self.other_parts:
             tables += part.tables()
         return tables
@@ -415,7 +419,7 @@ def format_rank_span(low: float, high: float) -> str | None:
     """Write an interval of ranks; None where it is not known."""
     if not math.isfinite(low):
         return None
-    return f"{low:.0f}–{high:.0f}"
+    return ValuedText(f"{low:.0f}–{high:.0f}", low=low, high=high)
 
 
 def decide_ranking(

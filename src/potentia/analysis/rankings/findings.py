@@ -61,7 +61,7 @@ from potentia.analysis.stats.significance import (
 from potentia.analysis.wording import format_level
 from potentia.errors import InputError
 from potentia.facts import Background, find_chance_score
-from potentia.values.findings import Finding, Findings, Interval, Table
+from potentia.values.findings import Finding, Findings, Interval, Table, ValuedText
 from potentia.values.protocol import (
     DIRECT,
     TRAIN_BEFORE_TEST,
@@ -699,7 +699,8 @@ class _OverviewRow:
         """Write the estimate with its interval."""
         estimate = self.estimates[protocol]
         value, low, high = map(self._format_number, (estimate.value, estimate.low, estimate.high))
-        return f"{value} ({low} to {high})" if np.isfinite(estimate.low) else value
+        text = f"{value} ({low} to {high})" if np.isfinite(estimate.low) else value
+        return ValuedText(text, value=estimate.value, low=estimate.low, high=estimate.high)
 
     def _format_number(self, number: float) -> str:
         return f"{100 * number:.0f} %" if self.as_percent else f"{number:.2f}"
@@ -773,4 +774,5 @@ def _format_significant_share(significance: Significance | None) -> str | None:
     """Write the share of pairs of models that differ significantly on a task; None where none could be compared."""
     if significance is None or not sum(significance.pairs):
         return None
-    return f"{100 * sum(significance.significant) / sum(significance.pairs):.0f} %"
+    share = sum(significance.significant) / sum(significance.pairs)
+    return ValuedText(f"{100 * share:.0f} %", value=share)

@@ -33,7 +33,7 @@ from potentia.analysis.stats.significance import (
     estimate_test_sizes,
 )
 from potentia.errors import InputError, suggest_names
-from potentia.values.findings import Finding, Interval, Table, TableValue, short_names
+from potentia.values.findings import Finding, Interval, Table, TableValue, ValuedText, short_names
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Outcomes, ScoreMatrix
 
@@ -75,10 +75,11 @@ class TaskComparison:
             row += [None, None, None]
         elif with_items:
             row += [len(self.first_only), len(self.second_only), self.documents]
-        row.append("< 0.001" if self.p_value < 0.0005 else self.p_value)
+        is_small = self.p_value < 0.0005
+        row.append(ValuedText("< 0.001", value=self.p_value) if is_small else self.p_value)
         if self.is_significant is None:
             return [*row, None, None]
-        return [*row, self.test, "yes" if self.is_significant else "no"]
+        return [*row, self.test.value, self.is_significant]
 
     def describe_margin(self, margin: float) -> str | None:
         """Say whether the two models are as good as each other within a margin."""
@@ -94,7 +95,8 @@ class TaskComparison:
         """Write the interval of the difference; None where it is not known."""
         if not math.isfinite(self.difference.low):
             return None
-        return f"{self.difference.low:+.3f} to {self.difference.high:+.3f}"
+        low, high = self.difference.low, self.difference.high
+        return ValuedText(f"{low:+.3f} to {high:+.3f}", low=low, high=high)
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,16 @@ class ModelComparison(Finding):
                 [*row, task.describe_margin(self.margin)]
                 for row, task in zip(table_rows, self.tasks, strict=True)
             ]
-        return [Table(f"{first} against {second}", column_names, table_rows, note)]
+        frame_names = {
+            first: "first",
+            second: "second",
+            f"{100 * self.level:.0f} % interval": "",
+            f"{first} alone": "first_alone",
+            f"{second} alone": "second_alone",
+            "real": "significant",
+        }
+        title = f"{first} against {second}"
+        return [Table(title, column_names, table_rows, note, frame_names=frame_names)]
 
 
 def find_pair(

@@ -48,6 +48,7 @@ from potentia.values.findings import (
     Plot,
     Points,
     Table,
+    ValuedText,
     short_names,
     to_json_values,
 )
@@ -83,7 +84,8 @@ class ModelStanding:
     def format_rank(self) -> str:
         """Write the rank, with its interval where it is known."""
         rank_span = format_rank_span(self.low, self.high)
-        return f"{self.rank:g}" if rank_span is None else f"{self.rank:g} ({rank_span})"
+        text = f"{self.rank:g}" if rank_span is None else f"{self.rank:g} ({rank_span})"
+        return ValuedText(text, value=self.rank, low=self.low, high=self.high)
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ class Scoreboard(Finding):
         overall_scores = self.overall_scores
         if is_ranked and overall_scores:
             columns_by_name[self.ranking.method.value] = [
-                f"{overall_scores[standing.model]:.2f}" for standing in self.standings
+                _format_overall_score(overall_scores[standing.model]) for standing in self.standings
             ]
         if self.tasks:
             for position, protocol in enumerate(self.protocols):
@@ -183,10 +185,18 @@ class Scoreboard(Finding):
         tasks = len(self.ranking.tasks)
         if any(standing.tasks < tasks for standing in self.standings):
             columns_by_name["tasks"] = [
-                f"{standing.tasks} of {tasks}" for standing in self.standings
+                ValuedText(f"{standing.tasks} of {tasks}", value=standing.tasks)
+                for standing in self.standings
             ]
         table_rows = zip(*columns_by_name.values(), strict=True)
-        return Table(self._title(), columns_by_name, table_rows, " ".join(self._notes()))
+        frame_names = {protocol.label: str(protocol) for protocol in self.protocols}
+        return Table(
+            self._title(),
+            columns_by_name,
+            table_rows,
+            " ".join(self._notes()),
+            frame_names=frame_names,
+        )
 
     def charts(self) -> Sequence[Chart]:
         """Return the scores before and after tuning, a line for each model."""
@@ -295,6 +305,10 @@ def _score_points(protocol: Protocol, column: int, standings: Sequence[ModelStan
     if not np.isfinite(low).all():
         return Points(protocol.label, positions, values, names)
     return Points(protocol.label, positions, values, names, low, high)
+
+
+def _format_overall_score(score: float) -> ValuedText:
+    return ValuedText(f"{score:.2f}", value=score)
 
 
 def format_score(score: Interval | None, *, sign: bool = False) -> str | None:

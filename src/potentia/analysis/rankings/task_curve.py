@@ -17,7 +17,16 @@ from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.bootstrap import kendall_by_row
 from potentia.analysis.stats.standardize import standardize
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Table, select_positions
+from potentia.values.findings import (
+    Chart,
+    Finding,
+    Interval,
+    Line,
+    Plot,
+    Table,
+    ValuedText,
+    select_positions,
+)
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -52,7 +61,7 @@ class TaskCurve(Finding):
             self.tasks,
             self.cost,
             [tau.value for tau in self.held_out],
-            [f"{tau.low:.3f}–{tau.high:.3f}" for tau in self.held_out],
+            map(_format_span, self.held_out),
             self.seen,
             self.any_subset,
             strict=True,
@@ -74,9 +83,9 @@ class TaskCurve(Finding):
                 reached.append(f"τ {agreement:g} takes {count}")
         if reached:
             note += f" Of {len(self.tasks)} tasks, {', '.join(reached)}."
-        return [
-            Table(f"How few tasks suffice ({self.protocol.label})", column_names, table_rows, note)
-        ]
+        title = f"How few tasks suffice ({self.protocol.label})"
+        frame_names = {"10–90 %": "tau_other_models"}
+        return [Table(title, column_names, table_rows, note, frame_names=frame_names)]
 
     def charts(self) -> Sequence[Chart]:
         """Return agreement against cost."""
@@ -226,3 +235,7 @@ def _agreement_of_first(values: Floats, order: npt.NDArray[np.intp], groups: Gro
         total = total + sums[group] / counts[group]
         totals.append(total)
     return kendall_by_row(totals[-1], np.array(totals))
+
+
+def _format_span(tau: Interval) -> ValuedText:
+    return ValuedText(f"{tau.low:.3f}–{tau.high:.3f}", low=tau.low, high=tau.high)

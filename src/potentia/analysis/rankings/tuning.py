@@ -25,7 +25,7 @@ from scipy.stats import rankdata
 from potentia.analysis.left_out import keep_names_in
 from potentia.analysis.rankings.decide import decide_ranking
 from potentia.analysis.stats.correlation import nan_mean
-from potentia.values.findings import Finding, Table
+from potentia.values.findings import Finding, Table, ValuedText
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
 from potentia.values.selection import SearchEnd, Selection
@@ -66,13 +66,13 @@ class TuningSummary:
         """Return its cells in the table of all models."""
         row: list[str | None] = [self.model]
         for amount in (self.trainable, self.tokens, self.updates):
-            row.append(f"{amount:,.0f}")
+            row.append(ValuedText(f"{amount:,.0f}", value=amount))
         row.append(_format_rates(self.rates))
         for end in SHOWN_ENDS:
             count = self.doubts[end]
-            row.append(f"{count} of {self.cells}" if count else "–")
+            row.append(ValuedText(f"{count} of {self.cells}" if count else "–", value=count))
         for error in (self.seed_spread, self.noise):
-            row.append(None if np.isnan(error) else f"{error:.3f}")
+            row.append(None if np.isnan(error) else ValuedText(f"{error:.3f}", value=error))
         return row
 
 
@@ -80,12 +80,12 @@ def _format_rates(rates: Sequence[float]) -> str:
     """Write the median learning rate, and the range around it where there is one; ``rates`` are sorted."""
     if not rates:
         return "–"
-    median = _format_rate(float(np.median(rates)))
+    median_rate = float(np.median(rates))
+    median = _format_rate(median_rate)
     lowest = _format_rate(rates[0])
     highest = _format_rate(rates[-1])
-    if lowest == highest:
-        return median
-    return f"{median} ({lowest} … {highest})"
+    text = median if lowest == highest else f"{median} ({lowest} … {highest})"
+    return ValuedText(text, value=median_rate, low=rates[0], high=rates[-1])
 
 
 def _format_rate(learning_rate: float) -> str:
@@ -163,7 +163,8 @@ class TuningComparison(Finding):
         if self.untuned_tasks:
             column_names.append(ALWAYS_TUNED_COLUMN)
             for row, summary in zip(table_rows, self.summaries, strict=True):
-                row.append(f"{self.tuned_ranks.get(summary.model, math.nan):g}")
+                tuned_rank = self.tuned_ranks.get(summary.model, math.nan)
+                row.append(ValuedText(f"{tuned_rank:g}", value=tuned_rank))
         columns_note = "Tokens, updates and rate: of the chosen fine-tuning, the median over tasks."
         title = f"Did every model train well? {self.protocol.label}"
         return Table(title, column_names, table_rows, f"{note} {columns_note}".lstrip())
