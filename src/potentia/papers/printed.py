@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from potentia.values.findings import Table, TableValue
+from potentia.values.findings import Table, TableValue, ValuedText
+from potentia.values.wording import format_count
 
-COMPARISON_COLUMNS = ("where", "number", "ours", "paper", "agrees", "remark")
+COMPARISON_COLUMNS = ("where", "number", "paper", "ours", "agrees", "remark")
+SHOWN_DIGITS = 3  # decimals of a number of ours, more where the paper prints as many
+SMALLEST_SHOWN = 0.0005  # what is smaller and not 0 is bounded
 AGREEMENT_WORDS = {True: "yes", False: "NO", None: "–"}
 
 
@@ -35,11 +40,16 @@ class ReproducedNumber:
     printed: str
     agrees: bool | None  # None: nothing is printed that could be compared
     remark: str = ""
+    from_facts: bool = False  # computed from the shipped facts of models: no given score takes part
+    needs: str = ""  # the package without which the paper's method cannot be followed, and nothing is compared
 
     def to_row(self) -> tuple[TableValue, ...]:
         """Return the cells of ``COMPARISON_COLUMNS``."""
         agreement = AGREEMENT_WORDS[self.agrees]
-        return self.place, self.what, self.ours, self.printed, agreement, self.remark
+        if self.needs:
+            agreement = f"{agreement} needs {self.needs}"
+        our_number = format_our_number(self.ours, self.printed)
+        return self.place, self.what, self.printed or None, our_number, agreement, self.remark
 
 
 def compare_number(
@@ -63,6 +73,43 @@ def compare_claim(
     return ReproducedNumber(location, quantity, our_value, claim, bool(holds), remark)
 
 
+def format_our_number(value: float, printed: str) -> TableValue:
+    """Write a number of ours so that it can be compared with the printed one: a count without decimals."""
+    if not math.isfinite(value):
+        return None
+    decimals = re.fullmatch(r"-?\d*\.(\d+)", printed)
+    if 0 < value < SMALLEST_SHOWN:
+        text = "< 0.001"
+    elif value == round(value) and decimals is None:
+        text = f"{value:,.0f}"
+    elif decimals is not None:
+        text = f"{value:z,.{max(SHOWN_DIGITS, len(decimals[1]) + 1)}f}"
+    else:
+        text = f"{value:z,.{SHOWN_DIGITS}f}"
+    return ValuedText(text, value=value)
+
+
+def count_agreeing(lines: Sequence[ReproducedNumber]) -> str:
+    """Say how many numbers agree, and how many of them no given score takes part in."""
+    compared = [line for line in lines if line.agrees is not None]
+    agreeing = sum(line.agrees is True for line in compared)
+    sentences = [f"{agreeing} of {len(compared)} agree."]
+    of_facts = [line for line in compared if line.from_facts]
+    if of_facts:
+        agreeing_of_facts = sum(line.agrees is True for line in of_facts)
+        sentences = [
+            f"{agreeing} of {len(compared)} agree: "
+            f"{agreeing - agreeing_of_facts} of {len(compared) - len(of_facts)} from the given scores, "
+            f"{agreeing_of_facts} of {len(of_facts)} from the shipped facts of the models, "
+            "in which no score takes part."
+        ]
+    needed = sorted({line.needs for line in lines if line.needs})
+    for package in needed:
+        count = sum(line.needs == package for line in lines)
+        sentences.append(f"{format_count(count, 'more number')} can be compared with {package}.")
+    return " ".join(sentences)
+
+
 def rounds_to(value: float, printed: str) -> bool:
     """Whether a value is the printed one at its number of digits; a half may be rounded either way."""
     if not math.isfinite(value):
@@ -74,7 +121,5 @@ def rounds_to(value: float, printed: str) -> bool:
 
 def tabulate_comparison(title: str, lines: list[ReproducedNumber], note: str = "") -> Table:
     """Return ours beside the printed numbers, a row each."""
-    agreeing = sum(line.agrees is True for line in lines)
-    differing = sum(line.agrees is False for line in lines)
-    count = f"{agreeing} of {agreeing + differing} agree. "
-    return Table(title, COMPARISON_COLUMNS, [line.to_row() for line in lines], count + note)
+    full_note = f"{count_agreeing(lines)} {note}".rstrip()
+    return Table(title, COMPARISON_COLUMNS, [line.to_row() for line in lines], full_note)

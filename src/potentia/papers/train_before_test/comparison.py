@@ -44,8 +44,9 @@ def compare_with_paper(
     scores: Mapping[Protocol, ScoreMatrix],
     matrices: Mapping[str, ScoreMatrix],
     findings: PaperFindings,
+    model_sizes: Mapping[str, float],
 ) -> Iterator[NumberCheck]:
-    """Yield every number of the paper beside ours, in the paper's order."""
+    """Yield every number of the paper beside ours, in the paper's order; ``model_sizes`` are parameters."""
     yield from _check_agreement(findings)
     yield from _check_categories(findings)
     yield from _check_table_5(findings)
@@ -56,7 +57,7 @@ def compare_with_paper(
     yield from _check_large_tests(matrices, findings)
     yield from _check_model_groups(findings)
     yield from _check_significance(matrices, findings)
-    yield _count_untuned(matrices)
+    yield _count_untuned(matrices, model_sizes)
 
 
 def _read_cells(
@@ -223,7 +224,9 @@ def _check_table_4(tuned: ScoreMatrix) -> Iterator[NumberCheck]:
         if facts is not None and facts.flops:
             our_value = facts.flops / 1e18
         remark = "6 × parameters × tokens of the shipped facts"
-        yield NumberCheck(location, model, printed, our_value, digits=0, note=remark)
+        yield NumberCheck(
+            location, model, printed, our_value, digits=0, note=remark, from_facts=True
+        )
 
 
 def _check_large_tests(
@@ -330,23 +333,26 @@ def _mean_tau_where_overlapping_intervals_tie(matrix: ScoreMatrix) -> float | No
     return float(tau_b.mean())
 
 
-def _count_untuned(matrices: Mapping[str, ScoreMatrix]) -> NumberCheck:
+def _count_untuned(
+    matrices: Mapping[str, ScoreMatrix], model_sizes: Mapping[str, float]
+) -> NumberCheck:
     """Count the results that are those before tuning, as appendix A.2 reports models that tuning did not improve."""
     direct, tuned = (matrices[protocol] for protocol in PROTOCOLS)
     before, _, _ = direct.arrange(tuned.models, tuned.tasks)
     after, _, _ = tuned.arrange(tuned.models, tuned.tasks)
     is_untuned = before == after
-    sizes = {model: models().find(model) for model in tuned.models}
-    small = 0
+    small = unknown = 0
     for model, is_cell_untuned in zip(tuned.models, is_untuned, strict=True):
-        facts = sizes[model]
-        if facts is not None and facts.size and facts.size < SMALL_MODEL:
-            small += int(is_cell_untuned.sum())
+        untuned_cells = int(is_cell_untuned.sum())
+        if model not in model_sizes:
+            unknown += untuned_cells
+        elif model_sizes[model] < SMALL_MODEL:
+            small += untuned_cells
     count = int(is_untuned.sum())
-    explanation = (
-        f"{small} of them of models below 500M parameters; "
-        f"tuned scores below the direct one: {int((after < before).sum())}"
-    )
+    explanation = f"{small} of them of models below 500M parameters; "
+    if unknown:
+        explanation += f"{unknown} of models of unknown size; "
+    explanation += f"tuned scores below the direct one: {int((after < before).sum())}"
     return NumberCheck(
         'Appendix A.2: models that tuning does not improve ("rare")',
         f"results that are the untuned model's, of {is_untuned.size:,}",

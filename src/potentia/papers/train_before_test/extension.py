@@ -14,7 +14,12 @@ def reproduce_paper(request: ReproductionRequest) -> Finding:
 
     (scores_file,) = request.files
     resamples = RESAMPLES if request.resamples is None else request.resamples
-    return reproduce_train_before_test(read(scores_file).scores, resamples=resamples)
+    evidence = read(scores_file)
+    billions = evidence.background.billions
+    model_sizes = {model: 1e9 * size for model, size in billions.items()}
+    return reproduce_train_before_test(
+        evidence.scores, resamples=resamples, model_sizes=model_sizes
+    )
 
 
 TRAIN_BEFORE_TEST_REPRODUCTION = PaperReproduction(

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from potentia.analysis.left_out import drop_names_in, keep_names_in
+from potentia.analysis.left_out import NO_ENTRIES, drop_names_in, keep_names_in
 from potentia.analysis.rankings import groups
 from potentia.analysis.rankings.agreement import (
     SIGNIFICANT,
@@ -30,8 +30,13 @@ from potentia.analysis.stats.bootstrap import RESAMPLES, Sampling
 from potentia.analysis.stats.significance import Significance, measure_significance
 from potentia.errors import InputError
 from potentia.facts import ModelFacts, benchmarks, models
-from potentia.papers.printed import ReproducedNumber, read_printed_numbers
-from potentia.values.findings import Chart, Finding, Table
+from potentia.papers.printed import (
+    COMPARISON_COLUMNS,
+    ReproducedNumber,
+    count_agreeing,
+    read_printed_numbers,
+)
+from potentia.values.findings import Chart, Finding, Table, TableValue
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 from potentia.values.scores import ScoreMatrix
 
@@ -48,7 +53,6 @@ FROM_FEW_SHOT = "change from few-shot"
 BY_SIZE = "by size"
 BY_FAMILY = "by family"
 LARGE_TESTS = "large tests"
-AGREEMENT_WORDS = {True: "yes", False: "NO", None: "–"}
 
 
 # --- what is found ---------------------------------------------------------------------------------------------------
@@ -64,6 +68,7 @@ class NumberCheck:
     ours: float
     digits: int = 2
     note: str = ""
+    from_facts: bool = False  # computed from the shipped facts of models: no given score takes part
 
     @property
     def same(self) -> bool | None:
@@ -71,17 +76,6 @@ class NumberCheck:
         if np.isnan(self.paper) or np.isnan(self.ours):
             return None
         return bool(abs(round(self.ours, self.digits) - self.paper) < 10**-self.digits / 2)
-
-    def to_row(self) -> tuple[str | None, ...]:
-        """Return the cells of a table of checks."""
-        return (
-            self.what,
-            _format_number(self.paper, self.digits),
-            _format_number(self.ours, self.digits),
-            _format_number(self.ours, self.digits + 2),
-            AGREEMENT_WORDS[self.same],
-            self.note,
-        )
 
     def to_line(self) -> ReproducedNumber:
         """Return the check as the other papers' comparisons have it."""
@@ -93,6 +87,7 @@ class NumberCheck:
             printed=printed,
             agrees=self.same,
             remark=self.note,
+            from_facts=self.from_facts,
         )
 
 
@@ -152,10 +147,10 @@ class TrainBeforeTestPaper(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one table per place in the paper, then a summary."""
-        column_names = ("number", "paper", "ours", "ours, exact", "same", "definition")
-        rows_by_place: dict[str, list[tuple[str | None, ...]]] = {}
-        for check in self.checks:
-            rows_by_place.setdefault(check.where, []).append(check.to_row())
+        column_names = COMPARISON_COLUMNS[1:]  # where it stands is the title
+        rows_by_place: dict[str, list[tuple[TableValue, ...]]] = {}
+        for line in self.lines():
+            rows_by_place.setdefault(line.place, []).append(line.to_row()[1:])
         tables = [
             Table(location, column_names, table_rows)
             for location, table_rows in rows_by_place.items()
@@ -164,17 +159,20 @@ class TrainBeforeTestPaper(Finding):
 
     def summarize(self) -> Table:
         """Return how many numbers are the paper's, and which differ."""
-        agreeing = sum(check.same is True for check in self.checks)
+        from_facts = sum(check.same is True and check.from_facts for check in self.checks)
+        agreeing = sum(check.same is True for check in self.checks) - from_facts
         not_in_scores = sum(bool(np.isnan(check.ours)) for check in self.checks)
         not_printed = sum(bool(np.isnan(check.paper)) for check in self.checks)
         counts = (
-            ("the same at the paper's digits", agreeing),
+            ("the same at the paper's digits, from the given scores", agreeing),
+            ("the same, from the shipped facts of models: no given score takes part", from_facts),
             ("different", len(self.differing)),
             ("printed in the paper, not in these scores", not_in_scores),
             ("ours only: the paper prints none, or a picture", not_printed),
         )
         title = f"Train-before-test from {self.models} models × {self.tasks} benchmarks"
-        return Table(title, ("numbers", "count"), counts, self.name_differing())
+        note = f"{count_agreeing(self.lines())} {self.name_differing()}"
+        return Table(title, ("numbers", "count"), counts, note)
 
     def name_differing(self) -> str:
         """Say which numbers differ from the paper's, with both."""
@@ -203,7 +201,11 @@ def _format_number(value: float, digits: int) -> str | None:
 
 
 def reproduce_train_before_test(
-    scores: Mapping[Protocol, ScoreMatrix], *, resamples: int = RESAMPLES, seed: int = 0
+    scores: Mapping[Protocol, ScoreMatrix],
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    model_sizes: Mapping[str, float] = NO_ENTRIES,
 ) -> TrainBeforeTestPaper:
     """Compute every number of the paper that ``scores`` can give; a few_shot matrix, where there is one, joins in.
 
@@ -211,6 +213,7 @@ def reproduce_train_before_test(
         scores: Protocol → matrix; a few-shot matrix, where there is one, joins in.
         resamples: Of the bootstrap.
         seed: Of the bootstrap.
+        model_sizes: Parameters of models, as the store of the scores knows them; those of the shipped facts join in.
 
     Example:
         >>> potentia.reproduce_train_before_test(potentia.read("all_results.json").scores).to_frame()
@@ -236,12 +239,25 @@ def reproduce_train_before_test(
         matrices[FEW_SHOT] = few_shot
     findings = _compute_findings(scores, matrices, Sampling(resamples=resamples, seed=seed))
     direct = matrices[DIRECT]
+    sizes = _find_sizes(matrices[TRAIN_BEFORE_TEST].models, model_sizes)
     return TrainBeforeTestPaper(
         models=len(direct.models),
         tasks=len(direct.tasks),
-        checks=tuple(compare_with_paper(scores, matrices, findings)),
+        checks=tuple(compare_with_paper(scores, matrices, findings, sizes)),
         findings=findings.findings_by_name(),
     )
+
+
+def _find_sizes(model_names: Sequence[str], stated_sizes: Mapping[str, float]) -> dict[str, float]:
+    """Return the parameters of the models, as stated or else by the shipped facts; unknown ones are left out."""
+    sizes = {}
+    for model in model_names:
+        model_facts = models().find(model)
+        if model in stated_sizes:
+            sizes[model] = stated_sizes[model]
+        elif model_facts is not None and model_facts.size:
+            sizes[model] = model_facts.size
+    return sizes
 
 
 def _select_benchmarks(matrix: ScoreMatrix) -> ScoreMatrix:
