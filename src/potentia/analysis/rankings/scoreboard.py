@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import compress
 from typing import Any
 
@@ -39,6 +39,7 @@ from potentia.analysis.wording import (
     capitalize_first,
     format_level,
     format_percent,
+    join_names,
 )
 from potentia.values.clusters import Clusters, clustered_error
 from potentia.values.findings import (
@@ -103,6 +104,9 @@ class Scoreboard(Finding):
     other_parts: tuple[Scoreboard, ...] = ()  # of models that share no task with these
     seeds: SeedSpread | None = None  # of fine-tuned results; None where nothing is fine-tuned here
     smallest_as_good: MarginComparison | None = None  # beside the first
+    left_out: dict[str, str] = field(
+        default_factory=dict
+    )  # why a task is not in the means, by task
 
     @property
     def protocol(self) -> Protocol:
@@ -224,6 +228,14 @@ class Scoreboard(Finding):
         )
         return [chart]
 
+    def describe_left_out(self) -> str:
+        """Say which tasks the means leave out, and why: ", without cola (another scale)"; empty where there is none."""
+        tasks_by_reason: dict[str, list[str]] = {}
+        for task, reason in self.left_out.items():
+            tasks_by_reason.setdefault(reason, []).append(task)
+        named = [f"{join_names(tasks)} ({reason})" for reason, tasks in tasks_by_reason.items()]
+        return f", without {join_names(named)}" if named else ""
+
     def _describe_mean(self) -> str:
         """Say what the scores are means of."""
         measure = self.metric or "score"
@@ -285,14 +297,14 @@ class Scoreboard(Finding):
         """Say which tasks the means are over, and how many models have them."""
         tasks = f"{len(self.tasks)} tasks"
         if len(self.tasks) < len(self.ranking.tasks):
-            tasks = f"{len(self.tasks)} of {len(self.ranking.tasks)} tasks of one scale"
+            tasks = f"{len(self.tasks)} of {len(self.ranking.tasks)} tasks"
         lacking = 0
         for standing in self.standings:
             lacking += all(score is None for score in standing.scores)
         models = "all models have"
         if lacking:
             models = f"{len(self.standings) - lacking} models have"
-        return f"Means over the {tasks} that {models}"
+        return f"Means over the {tasks} that {models}{self.describe_left_out()}"
 
 
 def _score_points(protocol: Protocol, column: int, standings: Sequence[ModelStanding]) -> Points:
@@ -402,6 +414,7 @@ def _scoreboard_of_part(
         lead=first_lead,
         missing=missing,
         seeds=seeds,
+        left_out=_explain_left_out(ranking.tasks, tasks, models, protocols, by_protocol),
     )
 
 
@@ -476,6 +489,51 @@ def _choose_shared_tasks(
         if tasks:
             return protocols, tasks
     return end_protocols[-1:], []
+
+
+def _explain_left_out(
+    ranked_tasks: Sequence[str],
+    averaged_tasks: Sequence[str],
+    models: Sequence[str],
+    protocols: Sequence[Protocol],
+    matrices: Mapping[Protocol, ScoreMatrix],
+) -> dict[str, str]:
+    """Return why each ranked task is not in the means: it has another scale, or models lack it."""
+    if not averaged_tasks:
+        return {}
+    main = matrices[protocols[-1]]
+    metrics = dict(zip(main.tasks, main.metrics, strict=True))
+    is_averaged_high = metrics[averaged_tasks[0]].higher_is_better
+    reasons = {}
+    for task in drop_names_in(ranked_tasks, averaged_tasks):
+        lacking = _find_models_without(task, models, [matrices[protocol] for protocol in protocols])
+        if task not in metrics or metrics[task].higher_is_better != is_averaged_high:
+            reasons[task] = "less is better there" if is_averaged_high else "more is better there"
+        elif lacking:
+            names = dict(zip(models, short_names(models), strict=True))
+            reasons[task] = f"no score of {join_names([names[model] for model in lacking])}"
+        else:
+            reasons[task] = "another scale"
+    return reasons
+
+
+def _find_models_without(
+    task: str, models: Sequence[str], matrices: Sequence[ScoreMatrix]
+) -> list[str]:
+    """Return the models that lack the score of a task in one of the matrices."""
+    lacking = []
+    for row, model in enumerate(models):
+        has_all = True
+        for matrix in matrices:
+            has_task = task in matrix.tasks
+            has_all = (
+                has_all
+                and has_task
+                and bool(np.isfinite(matrix.arrange(models, [task])[0][row, 0]))
+            )
+        if not has_all:
+            lacking.append(model)
+    return lacking
 
 
 def _list_common_tasks(matrices: Sequence[ScoreMatrix], models: Sequence[str]) -> list[str]:

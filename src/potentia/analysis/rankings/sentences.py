@@ -463,7 +463,7 @@ def resolution_sentence(significance: Significance | None) -> str | None:
     pairs = sum(significance.pairs)
     share = sum(significance.significant) / pairs
     level = format_level(1 - significance.level)
-    smallest = float(np.nanmedian(significance.detectable))
+    smallest, in_points = _find_typical_difference(significance)
     if len(significance.pairs) > 1:
         scope, subject = "on a task", "A typical task"
     else:
@@ -473,6 +473,18 @@ def resolution_sentence(significance: Significance | None) -> str | None:
         finding = f"The two models {'differ' if share else 'do not differ'} significantly here"
     return (
         f"{finding} ({level} level). "
-        f"{subject} can detect a difference of {format_difference(smallest, in_points=significance.are_shares)}"
+        f"{subject} can detect a difference of {format_difference(smallest, in_points=in_points)}"
         " or more (80 % power)."
     )
+
+
+def _find_typical_difference(significance: Significance) -> tuple[float, bool]:
+    """Return the smallest difference that a typical task can detect, and whether in points.
+
+    Differences of one scale are compared: those of the shares of 1, where most tasks have such scores.
+    """
+    detectable = np.array(significance.detectable)
+    unit_scaled = np.array(significance.unit_scaled, dtype=bool)
+    if len(unit_scaled) == len(detectable) and unit_scaled.mean() > 0.5:
+        return float(np.nanmedian(detectable[unit_scaled])), True
+    return float(np.nanmedian(detectable)), False

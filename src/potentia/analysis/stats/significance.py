@@ -50,9 +50,8 @@ class Significance(Finding):
     detectable: tuple[float, ...]  # smallest difference found with 80 % power
     items: tuple[int, ...]  # stored documents that the models share, per task; 0 without
     tests: tuple[str, ...]  # how the pairs of each task are tested
-    are_shares: bool = (
-        False  # whether scores are shares of 1, so that a difference is told in points
-    )
+    # whether the scores of each task are shares of 1, so that a difference is told in points
+    unit_scaled: tuple[bool, ...] = ()
 
     def tables(self) -> Sequence[Table]:
         """Return the resolved pairs per task."""
@@ -123,7 +122,7 @@ def measure_significance(
         detectable=tuple(detectable_difference(matrix, level=level).tolist()),
         items=tuple(count.items for count in counts),
         tests=tuple(count.test for count in counts),
-        are_shares=matrix.has_unit_scale,
+        unit_scaled=tuple(matrix.select(tasks=[task]).has_unit_scale for task in matrix.tasks),
     )
 
 
