@@ -3,6 +3,7 @@
 import pytest
 
 import potentia
+from potentia.analysis.wording import format_p_value
 from potentia.errors import InputError, suggest_names
 
 
@@ -46,3 +47,9 @@ def test_an_unknown_task_is_answered_with_the_nearest(scores):
 def test_a_perplexity_corpus_is_not_judged_and_that_is_said(scores):
     with pytest.raises(InputError, match="wiki_2025 is a perplexity corpus; only tasks are judged"):
         potentia.find_benchmark(str(scores), "wiki_2025")
+
+
+def test_a_p_value_at_the_floor_of_its_permutations_is_a_bound():
+    assert format_p_value(0.0018587, least=2 / 1076) == "p ≤ 0.002"
+    assert format_p_value(0.0037, least=2 / 1076) == "p = 0.004"
+    assert format_p_value(0.00099, least=2 / 2001) == "p < 0.001"

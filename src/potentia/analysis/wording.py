@@ -23,11 +23,18 @@ def format_level(level: float) -> str:
     return f"{100 * level:.4g} %"
 
 
-def format_p_value(p_value: float) -> str:
-    """Write a p value: p = 0.012, or p < 0.001."""
+def format_p_value(p_value: float, *, least: float = 0.0) -> str:
+    """Write a p value: p = 0.012, or p < 0.001; ``least`` is the smallest that the test can give: p ≤ 0.002."""
+    if 0.001 <= p_value <= least * (1 + 1e-9):
+        return f"p ≤ {_round_up(least)}"
     if p_value < 0.001:
         return "p < 0.001"
     return f"p = {p_value:.2g}" if p_value >= 0.01 else f"p = {p_value:.3f}"
+
+
+def _round_up(p_value: float) -> str:
+    """Write a bound with three decimals, no smaller than it is."""
+    return f"{math.ceil(1000 * p_value - 1e-9) / 1000:.3f}"
 
 
 def format_plus_minus(value: float, half_width: float, *, sign: bool = False) -> str | None:

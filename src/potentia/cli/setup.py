@@ -106,8 +106,7 @@ def demo(options: DemoOptions) -> None:
             "failed": result.failed,
         },
         *finding.tables(),
-        "The effect is planted: each family of these models saw some test forms in pretraining and not others.",
-        "It shows the mechanism at work; it is no evidence about real models.\n",
+        f"{study.note}\n",
         f"Report: {report_file.resolve().as_uri()}",
         f"Live:   potentia serve {shlex.quote(str(study.store))}",
     )

@@ -168,6 +168,12 @@ class Evidence:
         """The studies whose files can be read; imported scores have none."""
         return tuple(filter(None, map(parse_study_record, self.studies)))
 
+    @property
+    def study_notes(self) -> tuple[str, ...]:
+        """What the studies' files say that readers must know, each once."""
+        notes = [study.note for study in self.study_files if study.note]
+        return tuple(dict.fromkeys(notes))
+
     @cached_property
     def specs(self) -> tuple[ModelSpec, ...]:
         """The models that the studies name, checkpoints expanded; imported scores name none."""

@@ -17,7 +17,7 @@ from potentia.analysis.stats import kendall_matrix
 from potentia.errors import PotentiaError
 from potentia.evidence import read
 from potentia.study import Study, make_study
-from potentia.values.findings import Finding, Interval, Table
+from potentia.values.findings import Finding, Interval, Table, ValuedText
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 
@@ -67,6 +67,12 @@ SMALL_DEMO = DemoSize(
 )
 
 
+DEMO_NOTE = (
+    "The models are toys, and the effect is planted: each family of these models saw some test forms in pretraining "
+    "and not others. It shows the mechanism at work; it is no evidence about real models."
+)
+
+
 def model_spec(model: zoo.ZooModel, path: Path | None = None) -> dict[str, object]:
     """Return a model as a study names it."""
     settings: dict[str, object] = {
@@ -110,6 +116,7 @@ def demo_study(folder: Path, *, full: bool = False) -> Study:
             "tuning": demo_size.tuning,
             "device": "cpu",
             "store": str(folder / "potentia.db"),
+            "note": DEMO_NOTE,
         }
     )
 
@@ -171,7 +178,8 @@ class DemoFinding(Finding):
             tuned_rank = tuned_ranks[position]
             direct_rank = direct_ranks[position]
             moved = _format_move(direct_rank - tuned_rank)
-            knows = f"{100 * self.knowledge[position]:.0f} %"
+            knowledge = self.knowledge[position]
+            knows = ValuedText(f"{100 * knowledge:.0f} %", value=knowledge)
             knowledge_rank = self.ranks["knowledge"][position]
             rows.append((model, tuned_rank, direct_rank, moved, knows, knowledge_rank))
         return Table(

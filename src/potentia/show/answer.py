@@ -54,6 +54,7 @@ class Answer:
     advice: tuple[str, ...]  # what to do with it
     tiles: tuple[Tile, ...]
     board: Scoreboard | None = None
+    notes: tuple[str, ...] = ()  # what the studies say that readers must know
 
     @property
     def standings(self) -> tuple[ModelStanding, ...]:
@@ -71,7 +72,13 @@ def make_answer(report_data: ReportData) -> Answer:
     scoreboard = report_data.scoreboard
     if scoreboard is None:
         reason = report_data.problem or "there are too few scores"
-        return Answer(f"No ranking yet: {reason}.", (), (), _make_tiles(report_data))
+        return Answer(
+            f"No ranking yet: {reason}.",
+            (),
+            (),
+            _make_tiles(report_data),
+            notes=report_data.evidence.study_notes,
+        )
     labelled_test = _only_labelled_test(report_data, scoreboard)
     if report_data.pretraining_runs is None:
         headline = scoreboard.headline()
@@ -108,6 +115,7 @@ def make_answer(report_data: ReportData) -> Answer:
         tuple(sentence for sentence in advice if sentence),
         _make_tiles(report_data),
         scoreboard,
+        notes=report_data.evidence.study_notes,
     )
 
 

@@ -19,7 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from potentia.analysis.benchmark import benchmark_table
+from potentia.analysis.benchmark import (
+    MAX_CELLS,
+    Recommendation,
+    benchmark_table,
+    has_too_many_to_judge,
+)
 from potentia.analysis.planning import find_selection
 from potentia.analysis.rankings import ENOUGH_MODELS, build_scoreboard
 from potentia.analysis.registration import ReportSection
@@ -452,14 +457,15 @@ def structure_section(report_data: ReportData) -> Section | None:
 def benchmarks_section(report_data: ReportData) -> Section | None:
     """Whether to keep, fix or drop each benchmark; its own page is folded away."""
     if not report_data.benchmarks:
-        return None
+        return _point_to_single_verdicts(report_data)
     sentences = []
     for verdict in ("drop", "fix", "cannot tell"):
         tasks = [
             benchmark.task for benchmark in report_data.benchmarks if benchmark.verdict == verdict
         ]
         if tasks:
-            sentences.append(f"{verdict.capitalize()}: {', '.join(tasks)}.")
+            names = [_quote_verdict_word(task) for task in tasks]
+            sentences.append(f"{verdict.capitalize()}: {', '.join(names)}.")
     return Section(
         "benchmarks",
         "Benchmarks",
@@ -470,6 +476,26 @@ def benchmarks_section(report_data: ReportData) -> Section | None:
         table=benchmark_table(report_data.benchmarks),
         heading="Which benchmarks are worth keeping",
     )
+
+
+def _point_to_single_verdicts(report_data: ReportData) -> Section | None:
+    """Say how to judge single benchmarks where they are too many to judge all; None where they are not."""
+    if not has_too_many_to_judge(report_data.evidence):
+        return None
+    protocol = report_data.ranking_protocol
+    models, tasks = report_data.evidence.final_scores[protocol].benchmarks().shape
+    return Section(
+        "benchmarks",
+        "Benchmarks",
+        f"{models} models × {tasks} tasks are {models * tasks:,} results: past {MAX_CELLS}, the report does "
+        "not judge every benchmark. One by one: `potentia analyze benchmark NAME SCORES`.",
+        heading="Which benchmarks are worth keeping",
+    )
+
+
+def _quote_verdict_word(task: str) -> str:
+    """Return the name of a task, in quotes where it could be read as a verdict: “fix”."""
+    return f"“{task}”" if task in set(Recommendation) else task
 
 
 def classes_section(report_data: ReportData) -> Section | None:

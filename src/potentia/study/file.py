@@ -374,6 +374,7 @@ _FIELDS_OUTSIDE_KEY = {
     "data_dir",
     "keep_adapters",
     "price",
+    "note",
 }
 
 

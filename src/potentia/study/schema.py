@@ -552,6 +552,9 @@ class Study(StrictRecord):
         True, description="keep the chosen adapter of every fine-tuned result beside the store"
     )
     facts: str | None = Field(None, description="a CSV of model facts, beside the built-in ones")
+    note: str = Field(
+        "", description="what readers must know of the study; the report says it under its headline"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -14,10 +14,12 @@ from potentia.analysis.benchmark.classification import (
 )
 from potentia.analysis.benchmark.signal import TaskSignal, measure_task_signal
 from potentia.analysis.benchmark.verdict import (
+    MAX_CELLS,
     BenchmarkVerdict,
     Recommendation,
     benchmark_table,
     find_benchmark,
     find_benchmarks,
+    has_too_many_to_judge,
     judge_benchmark,
 )

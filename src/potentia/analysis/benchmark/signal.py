@@ -41,8 +41,8 @@ class TaskSignal:
     @property
     def ratio_label(self) -> str:
         """What the ratio is called in a table."""
-        noise = "last checkpoints" if self.by_checkpoints else "test noise"
-        return f"signal-to-noise (spread of models over that of {noise})"
+        noise = "spread of the last checkpoints" if self.by_checkpoints else "test noise"
+        return f"signal-to-noise (range of the models' scores over the {noise})"
 
 
 def measure_task_signal(

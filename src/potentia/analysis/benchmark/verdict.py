@@ -112,6 +112,7 @@ class BenchmarkVerdict(Finding):
     agreement: Interval  # their mean, by bootstrap over families of models
     among_others: float  # mean τ of the others among themselves
     agreement_p: float  # that it agrees no more than a shuffled ranking
+    least_agreement_p: float  # the smallest that its permutations can give
     differences_p: float  # that models differ no more than by chance
     reliability: float  # of the ranking: Cronbach's α of the items, or from the standard errors
     by_items: bool
@@ -156,7 +157,9 @@ class BenchmarkVerdict(Finding):
             *_measure_row("agreement with the others (mean τ)", self.agreement),
             *_measure_row("gain by fine-tuning", self.gain),
             *_measure_row("agreement of the others among themselves (mean τ)", self.among_others),
-            *_p_value_row("p value of the agreement", self.agreement_p),
+            *_p_value_row(
+                "p value of the agreement", self.agreement_p, least=self.least_agreement_p
+            ),
             *_p_value_row("p value of the differences between models", self.differences_p),
             *_measure_row("reliability of the ranking", self.reliability),
             *_measure_row(f"examples to detect a difference of {resolution}", self.needed),
@@ -246,10 +249,13 @@ def _measure_row(label: str, value: Interval | float | None) -> list[MeasureRow]
     return [(label, _drop_zero_decimals(value), None, None)]
 
 
-def _p_value_row(label: str, p_value: float | None) -> list[MeasureRow]:
+def _p_value_row(label: str, p_value: float | None, *, least: float = 0.0) -> list[MeasureRow]:
     """Return the row of a p value in the table; the smallest ones are bounded, not told."""
     if p_value is not None and p_value < LEAST_P_VALUE:
         return [(label, ValuedText(f"< {LEAST_P_VALUE:g}", value=p_value), None, None)]
+    if p_value is not None and p_value <= least * (1 + 1e-9):
+        bound = format_p_value(p_value, least=least).removeprefix("p ")
+        return [(label, ValuedText(bound, value=p_value), None, None)]
     return _measure_row(label, p_value)
 
 
@@ -377,7 +383,7 @@ def find_benchmarks(evidence: Evidence) -> tuple[BenchmarkVerdict, ...]:
         return ()
     matrix = evidence.final_scores[evidence.main].benchmarks()
     models, tasks = matrix.shape
-    if models < MIN_MODELS or tasks < 2 or models * tasks > MAX_CELLS:
+    if models < MIN_MODELS or tasks < 2 or has_too_many_to_judge(evidence):
         return ()
     relatives = ModelFamilies.of_background(evidence.background, matrix)
     screening = _screen_evidence(evidence, matrix, relatives, tested=matrix.tasks)
@@ -386,6 +392,14 @@ def find_benchmarks(evidence: Evidence) -> tuple[BenchmarkVerdict, ...]:
         with suppress(InputError):  # too few models have it
             verdicts.append(_judge_screened(evidence, matrix, task, screening, relatives))
     return tuple(verdicts)
+
+
+def has_too_many_to_judge(evidence: Evidence) -> bool:
+    """Whether so many models and tasks are there that benchmarks are judged one by one, not all at once."""
+    if evidence.main is None:
+        return False
+    models, tasks = evidence.final_scores[evidence.main].benchmarks().shape
+    return models * tasks > MAX_CELLS
 
 
 def benchmark_table(verdicts: Sequence[BenchmarkVerdict]) -> Table:
@@ -489,6 +503,7 @@ def judge_benchmark(
         agreement=agreement.mean,
         among_others=agreement.among_others,
         agreement_p=agreement.p_agrees,
+        least_agreement_p=agreement.least_p,
         differences_p=differences.p_value,
         reliability=differences.reliability,
         by_items=by_items,
@@ -691,7 +706,8 @@ def _reasons_to_keep(measured: BenchmarkVerdict, ranking: TaskRanking) -> tuple[
             f"models differ on it ({p_value}), with a reliability of {measured.reliability:.2f}."
         )
     if ranking.agreement.answer is RankingAnswer.AGREES:
-        agreement = f"{_describe_agreement(measured)}, {format_p_value(measured.agreement_p)}"
+        p_agreement = format_p_value(measured.agreement_p, least=measured.least_agreement_p)
+        agreement = f"{_describe_agreement(measured)}, {p_agreement}"
         reasons.append(f"its ranking agrees with the others: {agreement}.")
     if not ranking.models_differ:
         reasons.append(f"its test does not separate single models ({p_value}).")

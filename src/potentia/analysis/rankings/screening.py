@@ -114,6 +114,8 @@ class Screening(Finding):
     flags: tuple[TaskFlag, ...]
     train_examples: Floats  # per task; NaN where unknown
     not_improved: Floats  # share of models
+    untuned: npt.NDArray[np.intp]  # models whose score is the untuned model's
+    models_compared: npt.NDArray[np.intp]  # with a score before and after tuning
     not_improved_p: Floats  # that test noise alone leaves so many no better
     agreement: Floats  # mean τ with the other tasks
     best: Floats  # best score
@@ -224,6 +226,8 @@ def screen_tasks(
         flags=(),
         train_examples=np.array(examples_of_tasks),
         not_improved=_share_not_improved(direct, tuned),
+        untuned=_count_untuned(direct, tuned),
+        models_compared=_count_compared(direct, tuned),
         not_improved_p=_test_not_improved(direct, tuned, families),
         agreement=agreement,
         best=best_scores,
@@ -335,10 +339,12 @@ def _check_preparation(screening: Screening, column: int) -> list[Fault]:
     p_value = screening.not_improved_p[column]
     is_luck = p_value >= TEST_LEVEL  # not where no standard error is known
     if not_improved > NOT_IMPROVED and not is_luck:
-        evidence = (
-            f"{100 * not_improved:.0f} % of the models did not improve; the limit is "
-            f"{100 * NOT_IMPROVED:.0f} %"
-        )
+        models = screening.models_compared[column]
+        evidence = f"{round(not_improved * models)} of {models} models did not improve"
+        untuned = screening.untuned[column]
+        if untuned:
+            evidence += f"; for {untuned} of them the untuned model was used"
+        evidence += f"; the limit is {100 * NOT_IMPROVED:.0f} %"
         if np.isfinite(p_value):
             evidence += f", exceeded by more than test noise ({format_p_value(p_value)})"
         faults.append((FlagReason.NO_IMPROVEMENT, evidence))
@@ -356,7 +362,12 @@ def _check_scores(
     faults = []
     median = float(np.median(scores)) if len(scores) else np.nan
     if CEILING <= median <= screening.best[column] <= 1.0:
-        faults.append((FlagReason.CEILING, f"half of the models score {median:.3f} or more"))
+        faults.append(
+            (
+                FlagReason.CEILING,
+                f"half of the models score {median:.3f} or more; the limit is {CEILING:g}",
+            )
+        )
     at_floor = share_at_floor(scores, final.stderr[scored, column], floor)
     if at_floor > 0.5:
         evidence = f"{100 * at_floor:.0f} % of models score no better than a guess ({floor:.2f})"
@@ -440,10 +451,30 @@ def _test_not_improved(
     return p_values
 
 
+def _measure_gains(direct: ScoreMatrix, tuned: ScoreMatrix) -> Floats:
+    """Return what tuning gains each model on each task of the tuned scores; NaN where a score is missing."""
+    before, _, _ = direct.arrange(tuned.models, tuned.tasks)
+    return (tuned.values - before) * tuned.sign
+
+
+def _count_untuned(direct: ScoreMatrix, tuned: ScoreMatrix | None) -> npt.NDArray[np.intp]:
+    """Return how many models have the score of the untuned model after tuning, by task."""
+    if tuned is None:
+        return np.zeros(len(direct.tasks), dtype=np.intp)
+    return np.asarray((_measure_gains(direct, tuned) == 0).sum(axis=0), dtype=np.intp)
+
+
+def _count_compared(direct: ScoreMatrix, tuned: ScoreMatrix | None) -> npt.NDArray[np.intp]:
+    """Return how many models have a score before and after tuning, by task."""
+    if tuned is None:
+        return np.zeros(len(direct.tasks), dtype=np.intp)
+    gains = _measure_gains(direct, tuned)
+    return np.asarray(np.isfinite(gains).sum(axis=0), dtype=np.intp)
+
+
 def _share_not_improved(direct: ScoreMatrix, tuned: ScoreMatrix | None) -> Floats:
     """Return the share of models whose score after tuning is no better than before, by task of the tuned scores."""
     if tuned is None:
         return np.full(len(direct.tasks), np.nan)
-    before, _, _ = direct.arrange(tuned.models, tuned.tasks)
-    gains = (tuned.values - before) * tuned.sign
+    gains = _measure_gains(direct, tuned)
     return nan_mean(np.where(np.isfinite(gains), gains <= 0, np.nan), axis=0)

@@ -238,6 +238,7 @@ class TaskAgreement:
     units: int  # families, and models of none
     other_groups: int  # benchmarks among the others, of which each has one task or more
     drawn_unit: str = "models"  # what the intervals draw anew: families or models
+    least_p: float = 0.0  # the smallest P that so many permutations can give
 
     @property
     def answer(self) -> RankingAnswer:
@@ -333,6 +334,7 @@ class TaskAgreements:
         p_agrees = p_against = math.nan
         if must_test or is_narrow or shortfall.high < 0 or interval.high < 0:
             p_agrees, p_against = self._test_by_permutation(column, other_columns)
+        permutations = _count_permutations(int(np.isfinite(self.scores[:, column]).sum()))
         taus = tuple(self.taus[column, other_columns].tolist())
         lowest_taus = np.full(len(other_columns), np.nan)
         if units >= ENOUGH_MODELS:
@@ -352,6 +354,7 @@ class TaskAgreements:
             units=units,
             other_groups=round(float(shares.sum())),
             drawn_unit=self.drawn_unit,
+            least_p=2 / (1 + permutations),
         )
 
     def _list_others(self, column: int) -> list[int]:
@@ -437,7 +440,7 @@ class TaskAgreements:
         other_scores = self.scores[is_scored][:, list(other_columns)]
         _, family = np.unique(self.family[is_scored], return_inverse=True)
         rng = np.random.default_rng([self.seed, column])
-        count = max(100, min(PERMUTATIONS, MAX_COMPARISONS // len(scores) ** 2))
+        count = _count_permutations(len(scores))
         shuffled = permute_in_families(scores, family, count, rng)
         common = _mean_standardised(other_scores, self._shares_in_groups(other_columns))
         is_known = np.isfinite(common)
@@ -451,6 +454,11 @@ class TaskAgreements:
         p_agrees = min(1.0, 2 * min(with_mean, with_nearest))
         against_mean = _share_reaching(-observed, -by_chance)
         return p_agrees, min(1.0, 2 * against_mean)  # nobody named the direction beforehand
+
+
+def _count_permutations(models: int) -> int:
+    """Return how often the scores of so many models are shuffled."""
+    return max(100, min(PERMUTATIONS, MAX_COMPARISONS // models**2))
 
 
 def permute_in_families(scores: Floats, family: Codes, permutations: int, rng: Generator) -> Floats:
