@@ -170,6 +170,19 @@ def test_the_scoreboard_and_a_pair_are_frames_of_numbers():
     assert (pair["difference"] <= pair["high"]).all()
 
 
+def test_swapped_arguments_are_noticed_and_the_order_is_said(tmp_path: Path):
+    """The command line takes the source last, Python first."""
+    table = write_scores(tmp_path / "scores.csv")
+    with pytest.raises(ValueError, match="in Python the source comes first"):
+        potentia.compare("a", "b", str(table))
+
+
+def test_rankings_have_a_headline(tmp_path: Path):
+    rankings = potentia.rankings(write_scores(tmp_path / "scores.csv"))
+    assert rankings.headline() == rankings.scoreboard.headline()
+    assert rankings.sentences()[0] == rankings.headline()
+
+
 def test_every_public_function_says_its_parameters_and_gives_an_example():
     import inspect
 

@@ -116,7 +116,7 @@ def rankings(source: Source, options: RankingOptions | None = None) -> Rankings:
 
     Example:
         >>> found = potentia.rankings("scores.csv")
-        >>> found.scoreboard.headline()
+        >>> found.headline()
         >>> found.to_frame()
     """
     return _find_rankings(to_evidence(source), options)
@@ -139,7 +139,19 @@ def compare(
     Example:
         >>> potentia.compare("potentia.db", "SmolLM2-135M", "pythia-160m").sentences()
     """
+    _check_source_is_first(source, second)
     return _find_pair(to_evidence(source), first, second, margin=margin)
+
+
+def _check_source_is_first(source: object, last: str) -> None:
+    """Refuse arguments in the order of the command line, where the source comes last."""
+    if not isinstance(source, str) or "://" in source or Path(source).expanduser().exists():
+        return
+    if isinstance(last, (str, Path)) and ("://" in str(last) or Path(last).expanduser().exists()):
+        raise InputError(
+            f"{source!r} is taken for the scores, and {str(last)!r} for a model",
+            hint=f"in Python the source comes first: potentia.compare({str(last)!r}, {source!r}, …)",
+        )
 
 
 def benchmark(source: Source, task: str, *, protocol: str | None = None) -> BenchmarkVerdict:

@@ -173,6 +173,7 @@ def test_mean_ranks_share_ties_and_stretch_over_gaps() -> None:
 def test_the_markdown_leaderboard() -> None:
     assert render_markdown(small()) == (
         "### after fine-tuning\n\n"
+        "± is one standard error; the 95 % interval reaches 1.96 times as far.\n\n"
         "| # | model | mean rank | x | wiki ↓ |\n"
         "|--:|:--|--:|--:|--:|\n"
         "| 1 | b\\|c | 1.00 | **0.750 ± 0.100** | **0.900 ± 0.010** |\n"

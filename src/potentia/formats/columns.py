@@ -31,6 +31,7 @@ from potentia.values.metric import (
     MetricScale,
     find_known_metric,
 )
+from potentia.values.wording import format_count
 
 # Texts that are scored by how well they are predicted: those of the train-before-test paper, and what tables call them.
 CORPORA = frozenset(
@@ -334,13 +335,25 @@ class TableLayout(Finding):
 
     columns: tuple[ColumnLayout, ...]
     left_out: tuple[str, ...] = ()
+    left_out_reasons: Mapping[str, str] = field(default_factory=dict)
+    known: int = 0  # columns that are not listed: benchmarks whose name says what they are
 
     def tables(self) -> Sequence[Table]:
         """Return one row per column."""
         header = ("column", "metric", "better", "scale", "kind", "why")
         table_rows = tuple(column.table_row() for column in self.columns)
-        note = f"Left out: {', '.join(self.left_out)}." if self.left_out else ""
-        return (Table("How the table was read", header, table_rows, note),)
+        sentences = []
+        if self.known:
+            count = format_count(self.known, "known benchmark")
+            sentences.append(f"Not listed: {count}, read as shares of 1 where higher is better.")
+        if self.left_out:
+            sentences.append(f"Left out: {', '.join(map(self._explain, self.left_out))}.")
+        return (Table("How the table was read", header, table_rows, " ".join(sentences)),)
+
+    def _explain(self, name: str) -> str:
+        """Return what is left out, with the reason where it is known."""
+        reason = self.left_out_reasons.get(name)
+        return f"{name} ({reason})" if reason else name
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ out, and said.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from potentia.errors import DataError, list_names, suggest_names
@@ -76,6 +76,7 @@ _NO_SCORE = re.compile(
     r"price|latency|inference (latency|time|cost)|throughput|runtime|seconds|memory|vram|energy|ttft|"
     r"time to first|notes?$|url|link|votes|organi[sz]ation|context|vocabulary|version|std|eval name|maintainer)"
 )
+COST_REASON = "what a model costs, no score"
 # What running a model takes: a fact of the model, also where it stands among the tasks as a row.
 _RUNNING_COST = re.compile(
     r"((inference|generation|training|wall|mean|median) )?"
@@ -234,7 +235,8 @@ def _read_tidy_table(table: RawTable, columns: Mapping[str, str], hints: ColumnH
     left_out = tuple(running_costs)
     if "higher_is_better" in positions:
         plain_rows = tuple(ScoreRow(cell.location, cell.fields) for cell in cells)
-        layout = TableLayout((), left_out) if left_out else None
+        reasons = dict.fromkeys(left_out, COST_REASON)
+        layout = TableLayout((), left_out, reasons) if left_out else None
         return ScoreRows(plain_rows, layout=layout)
     rows, layouts = _decide_columns(table, cells, hints)
     layouts_to_show = []
@@ -243,7 +245,9 @@ def _read_tidy_table(table: RawTable, columns: Mapping[str, str], hints: ColumnH
             layouts_to_show.append(column_layout)
     layout = None
     if layouts_to_show or left_out:
-        layout = TableLayout(tuple(layouts_to_show), left_out)
+        reasons = dict.fromkeys(left_out, COST_REASON)
+        known = len(layouts) - len(layouts_to_show)
+        layout = TableLayout(tuple(layouts_to_show), left_out, reasons, known)
     return ScoreRows(rows, layout=layout)
 
 
@@ -449,7 +453,26 @@ def _rows_of_grid(
     tasks = list(dict.fromkeys(str(cell.fields["benchmark"]) for cell in scored_cells))
     hints.check_columns([*tasks, *left_out], table.source)
     rows, layouts = _decide_columns(table, scored_cells, hints)
-    return ScoreRows(rows, layout=TableLayout(layouts, tuple(dict.fromkeys(left_out))))
+    names = tuple(dict.fromkeys(left_out))
+    numeric_columns = set(_numeric_columns(table))
+    reasons = {name: _reason_to_leave_out(name, numeric_columns, hints) for name in names}
+    return ScoreRows(rows, layout=TableLayout(layouts, names, reasons))
+
+
+def _reason_to_leave_out(name: str, numeric_columns: Collection[str], hints: ColumnHints) -> str:
+    """Say why a column, or a row of a table of tasks, is no score."""
+    plain_name = name.removeprefix("the row ")
+    if hints.of_column(plain_name).skip:
+        return "skip, as was said"
+    if is_average(plain_name):
+        return "an average"
+    if _RUNNING_COST.fullmatch(_comparable_name(plain_name)):
+        return COST_REASON
+    if _NO_SCORE.match(_comparable_name(plain_name)):
+        return "a fact of the model, no score"
+    if name == plain_name and name not in numeric_columns:
+        return "no numbers"
+    return "its measured scores are in another column"
 
 
 # --- what the numbers are --------------------------------------------------------------------------------------------

@@ -50,6 +50,11 @@ def mean_ranks(matrix: ScoreMatrix) -> Floats:
     return np.where(tasks_of_model > 0, means, np.nan)
 
 
+# Files keep standard errors, as lm-eval writes them and as every reader of such a table, Potentia too, takes ±;
+# tables that are only shown have the half-width of the 95 % interval.
+ERROR_LEGEND = "± is one standard error; the 95 % interval reaches 1.96 times as far."
+
+
 @dataclass(frozen=True)
 class _Markup:
     """How a language writes the cells of a leaderboard."""
@@ -112,7 +117,10 @@ def render_markdown(matrix: ScoreMatrix) -> str:
     alignment = ["--:", ":--", *["--:"] * (len(header) - 2)]
     lines = [_markdown_line(header), "|" + "|".join(alignment) + "|"]
     lines += map(_markdown_line, _leaderboard_rows(matrix, markup))
-    return "\n".join([f"### {_escape_markdown(matrix.protocol.label)}", "", *lines]) + "\n"
+    title_lines = [f"### {_escape_markdown(matrix.protocol.label)}", ""]
+    if np.isfinite(matrix.stderr).any():
+        title_lines += [ERROR_LEGEND, ""]
+    return "\n".join([*title_lines, *lines]) + "\n"
 
 
 def _markdown_line(fields: Sequence[str]) -> str:
@@ -124,7 +132,7 @@ def render_latex(matrix: ScoreMatrix) -> str:
     markup = _Markup(_escape_tex, r"\textbf{{{}}}", missing="--", plus_minus=r"\,$\pm$\,")
     tasks = list(map(_escape_tex, _task_labels(matrix)))
     return _render_booktabs(
-        caption=f"{_escape_tex(matrix.protocol.label)}: models by mean rank; values with standard errors.",
+        caption=rf"{_escape_tex(matrix.protocol.label)}: models by mean rank; $\pm$ is one standard error.",
         alignment="rl" + "r" * (len(tasks) + 1),
         header=[r"\#", "model", "mean rank", *tasks],
         rows=_leaderboard_rows(matrix, markup),

@@ -163,6 +163,14 @@ class Rankings(Findings):
         """The confidence level of all intervals."""
         return self.scoreboard.ranking.level
 
+    def headline(self) -> str:
+        """Say who is the best, or who is most likely to be."""
+        return self.scoreboard.headline()
+
+    def sentences(self) -> list[str]:
+        """Say who is the best, how sure that is, and what would make it surer."""
+        return [self.headline(), *self.scoreboard.certainty()]
+
     def findings_by_name(self) -> dict[str, Finding]:
         """Return every finding under a name of its own, in reading order."""
         findings: dict[str, Finding] = {}
