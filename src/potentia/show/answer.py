@@ -508,12 +508,13 @@ def _finite_ends(intervals: Iterable[Interval]) -> list[float]:
 
 
 def _make_rank_scale(models: int) -> Scale:
-    """Return a scale from 1 to the last rank, marked at 1 and in even steps."""
+    """Return a scale from 1 to the last rank, marked at 1, in even steps, and at the last rank."""
     last_rank = max(2, models)
     mark_step = max(1, math.ceil((last_rank - 1) / (MAX_TICKS - 1)))
     marks = [*range(1, last_rank + 1, mark_step)]
-    if last_rank - marks[-1] > mark_step / 2:
-        marks.append(last_rank)
+    if last_rank - marks[-1] < mark_step / 2:
+        marks.pop()  # too close to the last rank, or the last rank itself
+    marks.append(last_rank)
     return Scale(1, last_rank, 0.0, 100.0, marks=tuple((mark, str(mark)) for mark in marks))
 
 

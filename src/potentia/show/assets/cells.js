@@ -21,7 +21,7 @@
         const chosen = choice === item.prediction;
         const gold = choice === item.gold;
         const line = P.make("li", { class: [chosen ? "chosen" : "", gold ? "gold" : ""].join(" ").trim() || null }, P.make("span", { text: choice }));
-        if (logprob !== null) line.append(P.make("small", { text: `${logprob.toFixed(2).replace(/^-0\.00$/, "0.00").replace("-", "−")}${logprob === best ? " (most likely)" : ""}` }));
+        if (logprob !== null) line.append(P.make("small", { title: "natural logarithm of the answer's probability", text: `log-probability ${logprob.toFixed(2).replace(/^-0\.00$/, "0.00").replace("-", "−")}${logprob === best ? " (most likely)" : ""}` }));
         if (chosen) line.append(P.make("em", { text: "the model's choice" }));
         if (gold) line.append(P.make("em", { text: "right answer" }));
         return line;

@@ -52,7 +52,7 @@
   const draw = (state) => {
     latest = state;
     const pill = part("state");
-    pill.textContent = state.running ? `${state.running} ${state.running === 1 ? "model runs" : "models run"}` : "nothing runs now";
+    pill.textContent = state.running ? `${state.running} ${state.running === 1 ? "model runs" : "models run"}` : state.asked !== null && state.done + state.failed < state.asked ? "not finished" : "finished";
     pill.className = state.running ? "pill on" : "pill";
     const failed = state.failed ? `, ${state.failed} failed` : "";
     part("counts").textContent = `${state.done}${state.asked === null ? "" : ` of ${state.asked}`} results${failed}`;
