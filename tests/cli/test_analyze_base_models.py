@@ -60,6 +60,23 @@ def test_checkpoints(capsys, training):
     assert "Stability" in call(capsys, "analyze", "checkpoints", training, "--protocols", "direct")
 
 
+def test_the_answer_comes_first_and_alone_with_quiet(capsys, training):
+    """What `run` and the report said of the last checkpoint was nowhere; --quiet printed all tables."""
+    lines = call(capsys, "analyze", "checkpoints", training).splitlines()
+    assert lines[0].startswith("run improved over 4 checkpoints")
+    assert lines[1].startswith("run: after fine-tuning it is still improving")
+    printed = "\n".join(lines)
+    assert "Stability" in printed
+    quiet = call(capsys, "analyze", "checkpoints", training, "--quiet").splitlines()
+    assert quiet[:2] == lines[:2]
+    assert not set(quiet) - set(lines)
+    assert "Stability" not in "\n".join(quiet)
+    assert "±" in quiet[0]
+    quiet = call(capsys, "analyze", "rankings", training, "--quiet")
+    assert quiet.startswith("run improved over 4 checkpoints")
+    assert len(quiet.splitlines()) == 2
+
+
 def test_checkpoints_in_a_table_of_steps(capsys, training, tmp_path):
     steps = tmp_path / "steps.csv"
     steps.write_text(

@@ -32,6 +32,8 @@ from potentia.cli.output import (
     draw_figures,
     error_console,
     find_pretraining_runs,
+    is_quiet,
+    list_sentences,
     print_findings,
     print_json,
     print_lines,
@@ -192,6 +194,13 @@ def _print_rankings(
         print_findings(rankings)
         return
     pretraining_runs = find_pretraining_runs(evidence)
+    if is_quiet() and pretraining_runs is not None:
+        print_tables_and_sentences((), list_sentences([pretraining_runs]))
+        return
+    if is_quiet() and len(rankings.scoreboard.standings) > 1:
+        scoreboard = rankings.scoreboard
+        print_tables_and_sentences((), [scoreboard.headline(), *scoreboard.certainty()])
+        return
     if pretraining_runs is not None:
         print_tables_and_sentences(
             pretraining_runs.tables()[:1],
@@ -308,7 +317,7 @@ def _register_extension_analysis(command_name: str, declared: AnalysisCommand[An
             for name, finding in output.findings.items()
             if name not in output.unprinted
         }
-        print_findings(printed)
+        print_findings(printed, answer=output.answer)
 
     analyze_evidence.__doc__ = declared.analyze.__doc__
     options_type: type[EvidenceOptions] = make_options_type(

@@ -187,14 +187,42 @@ def _align_columns(columns: list[str], rows: list[list[str]], is_numeric: list[b
 # --- findings ---------------------------------------------------------------------------------------------------------
 
 
-def print_findings(findings: Mapping[str, Finding], *, as_json: bool = False) -> None:
-    """Print findings as tables, each with its headline, or all of them as one JSON object keyed by name."""
+def print_findings(
+    findings: Mapping[str, Finding], *, answer: Sequence[str] = (), as_json: bool = False
+) -> None:
+    """Print findings as tables, each with its headline, or all of them as one JSON object keyed by name.
+
+    Where there is an ``answer`` to what was asked it comes first, in the place of the headlines. With ``--quiet`` there
+    are sentences alone; findings that have none answer by their tables.
+    """
     if as_json:
         print_json({finding_name: finding.to_dict() for finding_name, finding in findings.items()})
         return
+    if is_quiet():
+        sentences = list(answer) or list_sentences(findings.values())
+        if sentences:
+            print_tables_and_sentences((), sentences)
+            return
+    if answer:
+        first, *others = answer
+        print_tables_and_sentences((), others, first)
+        console.print()
     for finding in findings.values():
-        headline = finding.headline() if hasattr(finding, "headline") else ""
+        headline = ""
+        if not answer and hasattr(finding, "headline"):
+            headline = finding.headline()
         print_tables_and_sentences(informative_tables(finding), (), headline)
+
+
+def list_sentences(findings: Iterable[Finding]) -> list[str]:
+    """Return what findings say in words: the headline of each, then its sentences."""
+    sentences: list[str] = []
+    for finding in findings:
+        if hasattr(finding, "headline"):
+            sentences.append(finding.headline())
+        if hasattr(finding, "sentences"):
+            sentences += finding.sentences()
+    return [sentence for sentence in sentences if sentence]
 
 
 def informative_tables(*findings: Finding) -> list[Table]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import kendalltau
@@ -9,6 +11,7 @@ from scipy.stats import kendalltau
 from potentia.analysis.checkpoints import find_training
 from potentia.analysis.checkpoints.training_runs import Training, follow_training
 from potentia.analysis.lineage import find_checkpoints
+from potentia.analysis.rankings import find_pair
 from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.show import make_report
@@ -69,12 +72,17 @@ def test_the_order_is_settled_where_it_is_final_ever_after():
         " (± 0.020 by test noise alone; after fine-tuning, over 2 tasks)."
     )
     sentences = training.sentences()
+    improved = (
+        "improved over 4 checkpoints (0.300 → 0.800, ± 0.020; after fine-tuning, over 2 tasks)"
+    )
+    assert sentences[0].startswith(f"one {improved}; it is still improving: "), "one line per run"
+    assert "better than the one before (+0.100 since step 400, over 99 % sure)" in sentences[0]
+    assert sentences[1].startswith("two improved over 4 checkpoints (0.400 → 0.700")
     assert (
-        sentences[0]
+        sentences[2]
         == "The runs are in their final order (two, one) from step 600 on (before fine-tuning)."
     )
-    assert "(one, two) from step 200 on" in sentences[1]
-    assert "it is still improving (+0.100 since step 400)" in sentences[2]
+    assert "(one, two) from step 200 on" in sentences[3]
 
 
 def test_an_order_that_turns_at_the_end_is_not_settled_before():
@@ -95,7 +103,7 @@ def test_an_order_that_turns_at_the_end_is_not_settled_before():
     }
     training = find_training(Evidence.of(scores))
     assert training.find_settled_step(training.protocols[0]) is None
-    assert "only at the last checkpoint" in training.sentences()[0]
+    assert "only at the last checkpoint" in training.sentences()[2]
 
 
 def test_one_run_has_a_course_and_no_order():
@@ -146,19 +154,23 @@ def equal_runs(rng: np.random.Generator, checkpoints: int) -> Evidence:
 def test_equal_runs_have_no_final_order_and_no_checkpoint_is_the_best():
     """An order of luck was "final", and the best of twelve equal checkpoints beyond test noise in a quarter of runs."""
     rng = np.random.default_rng(0)
-    orders = courses = 0
+    orders = courses = steps = 0
     for _ in range(60):
         text = find_training(equal_runs(rng, 12)).sentences()
-        orders += "final order (" in text[0]
-        courses += any("above the last, beyond test noise" in sentence for sentence in text[1:])
+        orders += "final order (" in text[-1]
+        courses += any("above the last, beyond test noise" in sentence for sentence in text[:-1])
+        steps += sum("better than the one before" in sentence for sentence in text[:-1])
+        steps -= sum("not measurably better" in sentence for sentence in text[:-1])
+        steps += sum("worse than the one before" in sentence for sentence in text[:-1])
     assert orders <= 8  # 5 % and three standard errors
     assert courses <= 12  # of two runs each
+    assert steps <= 13  # of two runs each: 5 % and three standard errors
 
 
 def test_pairs_within_test_noise_have_no_part_in_the_order():
     training = find_training(equal_runs(np.random.default_rng(1), 4))
     assert training.count_separate_pairs(training.main) == 0
-    assert training.sentences()[0].startswith("No two runs differ beyond test noise")
+    assert training.sentences()[-1].startswith("No two runs differ beyond test noise")
 
 
 def made_runs(
@@ -234,7 +246,9 @@ def test_a_run_whose_last_checkpoint_ties_with_an_earlier_one_is_not_said_to_be_
     matrix = ScoreMatrix.build(names, ["a", "b"], scores, stderr=np.full((3, 2), 0.05))
     (course,) = find_training(Evidence.of(matrix)).sentences()
     assert "above the last" not in course
-    assert "the last checkpoint is the best, but within test noise" in course
+    assert (
+        "the last checkpoint is the best, but not measurably better than the one before" in course
+    )
 
 
 def test_the_curves_of_runs_are_over_the_whole_page_and_shares_end_at_one():
@@ -244,30 +258,39 @@ def test_the_curves_of_runs_are_over_the_whole_page_and_shares_end_at_one():
     matrix = ScoreMatrix.build(names, ["arc_easy"], scores, stderr=np.full((3, 1), 0.06))
     (plot,) = find_training(Evidence.of(matrix)).charts()
     assert plot.wide
-    (line,) = plot.lines
+    line, guessing = plot.lines
+    assert guessing.name == "guessing"
     assert max(line.high) == 1.0
 
 
-def follow_answers(right: np.ndarray) -> Training:
-    """Follow the checkpoints of one run by their answers (checkpoints, examples) to one task."""
+def matrix_of_answers(right: np.ndarray) -> ScoreMatrix:
+    """Return the scores of the checkpoints of one run by their answers (checkpoints, examples) to one task."""
     models = [f"run@{100 * (k + 1)}" for k in range(len(right))]
     examples = right.shape[1]
-    matrix = ScoreMatrix.build(
+    return ScoreMatrix.build(
         models,
         ["x"],
         right.mean(axis=1)[:, None],
         stderr=(right.std(axis=1, ddof=1) / np.sqrt(examples))[:, None],
         n=np.full((len(models), 1), examples),
         metrics=["acc"],
+        protocol=DIRECT_PROTOCOL,
     )
-    answers = {
-        model: dict(enumerate(row)) for model, row in zip(models, right.tolist(), strict=True)
-    }
+
+
+def answers_of(right: np.ndarray) -> dict[str, dict[int, float]]:
+    """Return the answers of the checkpoints of one run by document."""
+    return {f"run@{100 * (k + 1)}": dict(enumerate(row)) for k, row in enumerate(right.tolist())}
+
+
+def follow_answers(right: np.ndarray) -> Training:
+    """Follow the checkpoints of one run by their answers (checkpoints, examples) to one task."""
+    matrix = matrix_of_answers(right)
     return follow_training(
         {DIRECT_PROTOCOL: matrix},
         find_checkpoints(Evidence.of(matrix)),
         DIRECT_PROTOCOL,
-        outcomes={DIRECT_PROTOCOL: {"x": answers}},
+        outcomes={DIRECT_PROTOCOL: {"x": answers_of(right)}},
     )
 
 
@@ -298,3 +321,52 @@ def test_without_standard_errors_nothing_is_within_test_noise():
     text = " ".join(training.sentences())
     assert "within test noise" not in text
     assert text.count("without standard errors nothing says") == 3
+
+
+def test_the_last_checkpoint_is_compared_with_the_one_before_as_any_two_models():
+    """`run` said "within test noise of the one before" where `compare` said "better (99 % sure)"."""
+    right = np.zeros((7, 400))
+    for checkpoint, count in enumerate((95, 118, 149, 217, 256)):
+        right[checkpoint, :count] = 1.0
+    right[5, :289] = 1.0
+    right[6, 22:330] = (
+        1.0  # 41 answers of its own against 22: z = 2.4, of six rivals 2.6 would be asked
+    )
+    training = follow_answers(right)
+    course = training.sentences()[0]
+    assert "better than the one before (+0.047 since step 600, 99 % sure)" in course
+    chance = training.runs[0].chance_last_is_better[DIRECT_PROTOCOL]
+    evidence_of_answers = Evidence.of(matrix_of_answers(right))
+    evidence_of_answers = replace(
+        evidence_of_answers, items_read={DIRECT_PROTOCOL: {"x": answers_of(right)}}
+    )
+    comparison = find_pair(evidence_of_answers, "run@700", "run@600")
+    assert comparison.leads[DIRECT_PROTOCOL].chance == pytest.approx(chance)
+
+
+def test_what_the_last_checkpoint_is_is_said_by_protocol_with_the_level_of_guessing():
+    """A run that fell to guessing before fine-tuning was said to be best at its last checkpoint, and no more."""
+    falling = np.array([0.29, 0.26, 0.24, 0.21])
+    rising = np.array([0.29, 0.40, 0.60, 0.80])
+    models = [f"run@{step}" for step in (100, 200, 400, 800)]
+    scores = {
+        protocol: ScoreMatrix.build(
+            models,
+            ["arc_easy"],
+            column[:, None],
+            stderr=np.full((4, 1), 0.02),
+            protocol=protocol,
+            metrics=["acc"],
+        )
+        for protocol, column in (("direct", falling), ("train_before_test", rising))
+    }
+    training = find_training(Evidence.of(scores))
+    (course,) = training.sentences()
+    assert course.startswith("run: after fine-tuning it is still improving")
+    assert (
+        "before fine-tuning scores fell (0.290 → 0.210) and are at the level of guessing (0.250)."
+        in course
+    )
+    (plot,) = training.charts()
+    guessing = next(line for line in plot.lines if line.name == "guessing")
+    assert (guessing.x, guessing.y) == ((100.0, 800.0), (0.25, 0.25))

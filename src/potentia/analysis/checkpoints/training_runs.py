@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
+from potentia.analysis.completion import predict_missing_cells
 from potentia.analysis.left_out import (
     NO_ENTRIES,
     describe_left_out,
@@ -43,8 +44,9 @@ from potentia.analysis.rankings.decide import (
 from potentia.analysis.rankings.pair_test import ScoreGaps
 from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.bootstrap import kendall_by_row
-from potentia.analysis.wording import capitalize_first, format_plus_minus
+from potentia.analysis.wording import capitalize_first, format_percent, format_plus_minus
 from potentia.errors import InputError
+from potentia.facts import find_chance_score
 from potentia.values.findings import (
     Chart,
     Finding,
@@ -59,10 +61,12 @@ from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
 if TYPE_CHECKING:
+    from potentia.analysis.completion import CellSampler
     from potentia.evidence import Evidence
 
 ERROR_RATE = 0.05  # of what is said of all pairs of runs, or of all checkpoints of one
 Z_95 = 1.96  # half-width of a 95 % interval, in standard errors
+ONE_SIDED_Z = 1.645  # of a one-sided test at 5 %
 SAME_SCORE = 0.0005  # a smaller difference does not show in three digits
 MIN_CHECKPOINTS = 3  # of a series that has a course at all
 NO_ERRORS = "without standard errors nothing says whether that is more than test noise"
@@ -79,6 +83,8 @@ class TrainingRun:
     errors: Mapping[Protocol, Floats]
     # Standard errors of the difference of every checkpoint from the last, paired where answers are stored.
     errors_to_last: Mapping[Protocol, Floats]
+    # That the last checkpoint is better than the one before, as every ranking draws it; NaN where nothing is claimed.
+    chance_last_is_better: Mapping[Protocol, float]
 
     def measure_tau(self, protocol: Protocol) -> float:
         """Return Kendall's tau between scores and steps: 1 where every later checkpoint scores higher."""
@@ -105,6 +111,7 @@ class Training(Finding):
     whole: bool  # every model with a score is a checkpoint of one of these runs
     left_out: tuple[str, ...] = ()
     are_shares: bool = False  # whether the scores lie between 0 and 1
+    guess_score: float | None = None  # what guessing scores on these tasks, where it is known
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -177,7 +184,10 @@ class Training(Finding):
         """Say which run ends best, or whether the one run improved."""
         condition = f"{self.main.label}, {self.tasks_phrase}"
         if len(self.runs) == 1:
-            return self._describe_improvement(self.runs[0], condition)
+            improvement = f"{self._describe_improvement(self.runs[0])}."
+            if not np.isfinite(self.runs[0].errors_to_last[self.main][0]):
+                improvement += f" {capitalize_first(NO_ERRORS)}."
+            return improvement
         best_run, second = self.runs[:2]
         best_name = self.names[best_run.series]
         second_name = self.names[second.series]
@@ -209,33 +219,35 @@ class Training(Finding):
         chances = [self.ends.probability_better(best, other) for other in others]
         return min(chances) >= CLAIM_PROBABILITY
 
-    def _describe_improvement(self, training_run: TrainingRun, condition: str) -> str:
-        """Say whether the last checkpoint of a run scores higher than its first, beyond test noise."""
+    def _describe_improvement(self, training_run: TrainingRun) -> str:
+        """Say whether the last checkpoint of a run scores higher than its first, beyond test noise: a clause."""
         scores = training_run.scores[self.main]
         change = float(scores[-1] - scores[0])
         half_width = Z_95 * float(training_run.errors_to_last[self.main][0])
+        condition = f"{self.main.label}, {self.tasks_phrase}"
         checkpoint_span = f"over {len(training_run.steps)} checkpoints"
         numbers = f"({scores[0]:.3f} → {scores[-1]:.3f}, ± {half_width:.3f}; {condition})"
         run_name = self.names[training_run.series]
         if not np.isfinite(half_width):
             numbers = f"({scores[0]:.3f} → {scores[-1]:.3f}; {condition})"
             direction = "higher" if change > 0 else "not higher"
-            return (
-                f"{run_name} ends {direction} than it began {checkpoint_span} {numbers}. "
-                f"{capitalize_first(NO_ERRORS)}."
-            )
+            return f"{run_name} ends {direction} than it began {checkpoint_span} {numbers}"
         if change > half_width:
-            return f"{run_name} improved {checkpoint_span} {numbers}."
+            return f"{run_name} improved {checkpoint_span} {numbers}"
         if change < -half_width:
-            return f"{run_name} got worse {checkpoint_span} {numbers}."
-        return f"{run_name}: no measurable improvement {checkpoint_span} {numbers}."
+            return f"{run_name} got worse {checkpoint_span} {numbers}"
+        return f"{run_name}: no measurable improvement {checkpoint_span} {numbers}"
 
     def sentences(self) -> list[str]:
-        """Say when the order of the runs settles by each protocol, and whether each run still improves."""
-        sentences = []
-        if len(self.runs) > 1:
-            sentences += [self._describe_order(protocol) for protocol in self.protocols]
-        return sentences + [self._describe_course(training_run) for training_run in self.runs]
+        """Say of each run whether it improved and still does, then when the order of the runs settles."""
+        if len(self.runs) == 1:
+            (training_run,) = self.runs
+            return [f"{self.names[training_run.series]}: {self._describe_course(training_run)}."]
+        sentences = [
+            f"{self._describe_improvement(training_run)}; {self._describe_course(training_run)}."
+            for training_run in self.runs
+        ]
+        return sentences + [self._describe_order(protocol) for protocol in self.protocols]
 
     def _describe_order(self, protocol: Protocol) -> str:
         settled_step = self.find_settled_step(protocol)
@@ -263,39 +275,101 @@ class Training(Finding):
         return f"{sentence}."
 
     def _describe_course(self, training_run: TrainingRun) -> str:
+        """Say whether the last checkpoint is better than the one before, and how the other protocols see the run."""
+        clauses = [self._describe_last_checkpoint(training_run)]
+        if len(self.protocols) > 1 and len(self.runs) == 1:  # of several runs it was just said
+            clauses[0] = f"{self.main.label} {clauses[0]}"
+        if self.is_at_guessing(training_run, self.main):
+            clauses[0] += f", and scores are {self._guessing_phrase}"
+        clauses += [
+            self._describe_other_protocol(training_run, protocol)
+            for protocol in self.protocols
+            if protocol != self.main
+        ]
+        if not math.isfinite(training_run.chance_last_is_better[self.main]):
+            clauses.append(NO_ERRORS)
+        return "; ".join(clauses)
+
+    def _describe_last_checkpoint(self, training_run: TrainingRun) -> str:
+        """Compare the last checkpoint with the one before, and with the best where that is an earlier one.
+
+        The one before is a fixed rival: whether the last is better is decided as between any two models. The best of
+        many checkpoints is partly best by luck: each of the others could have been it.
+        """
         scores = training_run.scores[self.main]
         last_index = len(training_run.steps) - 1
         best_index = int(np.argmax(scores))
-        if (
-            scores[-1] >= scores[best_index] - SAME_SCORE
-        ):  # no earlier one is better in three digits
+        # no earlier one is better in three digits
+        if scores[-1] >= scores[best_index] - SAME_SCORE:
             best_index = last_index
-        compared = best_index if best_index < last_index else last_index - 1
-        # The best of many checkpoints is partly best by luck: each of the others could have been it.
-        threshold = float(norm.ppf(1 - ERROR_RATE / (2 * max(1, last_index))))
-        noise = threshold * float(training_run.errors_to_last[self.main][compared])
-        is_real = abs(scores[compared] - scores[-1]) > noise
-        is_known = math.isfinite(noise)
-        taus = ", ".join(
-            f"{training_run.measure_tau(protocol):.2f} ({protocol.label})"
-            for protocol in self.protocols
-        )
-        start = f"{self.names[training_run.series]}: Kendall's τ between scores and {self.unit} is {taus}; "
+        gain = float(scores[-1] - scores[-2])
+        chance = training_run.chance_last_is_better[self.main]
+        is_known = math.isfinite(chance)
+        is_better = gain > 0 and chance >= CLAIM_PROBABILITY
+        is_worse = gain < 0 and chance <= 1 - CLAIM_PROBABILITY
+        certainty = ""
+        if is_better or is_worse:
+            certainty = f", {format_percent(max(chance, 1 - chance))} sure"
+        since = f"({gain:+.3f} since {self._format_step(training_run.steps[-2])}{certainty})"
         if best_index == last_index:
-            growth = "the last checkpoint is the best, but within test noise of the one before"
-            if is_real:
-                growth = "it is still improving"
-            since = self._format_step(training_run.steps[compared])
-            gain = f"({scores[-1] - scores[compared]:+.3f} since {since})"
-            if not is_known:
-                return f"{start}the last checkpoint is the best {gain}; {NO_ERRORS}."
-            return f"{start}{growth} {gain}."
+            if is_better:
+                return (
+                    "it is still improving: "
+                    f"the last checkpoint is better than the one before {since}"
+                )
+            if is_known:
+                return (
+                    "the last checkpoint is the best, "
+                    f"but not measurably better than the one before {since}"
+                )
+            return f"the last checkpoint is the best {since}"
+        relation = "not measurably different from"
+        if is_better:
+            relation = "better than"
+        elif is_worse:
+            relation = "worse than"
+        elif not is_known:
+            relation = "above" if gain > 0 else "not above"
+        clause = f"the last checkpoint is {relation} the one before {since}"
+        if best_index == last_index - 1:
+            return clause
         best_step = self._format_step(training_run.steps[best_index])
-        loss = f"{scores[best_index] - scores[-1]:.3f} above the last"
-        if not is_known:
-            return f"{start}its best checkpoint is {best_step}, {loss}; {NO_ERRORS}."
-        cause = "beyond test noise" if is_real else "within test noise"
-        return f"{start}its best checkpoint is {best_step}, {loss}, {cause}."
+        loss = float(scores[best_index] - scores[-1])
+        clause += f"; its best checkpoint is {best_step}, {loss:.3f} above the last"
+        threshold = float(norm.ppf(1 - ERROR_RATE / (2 * max(1, last_index))))
+        noise = threshold * float(training_run.errors_to_last[self.main][best_index])
+        if not math.isfinite(noise):
+            return clause
+        return f"{clause}, {'beyond' if loss > noise else 'within'} test noise"
+
+    def _describe_other_protocol(self, training_run: TrainingRun, protocol: Protocol) -> str:
+        """Say how the scores of a run changed by a protocol that is not the main one."""
+        scores = training_run.scores[protocol]
+        change = float(scores[-1] - scores[0])
+        half_width = Z_95 * float(training_run.errors_to_last[protocol][0])
+        course = "scores did not change measurably"
+        if not math.isfinite(half_width):
+            course = "scores went"
+        elif change > half_width:
+            course = "scores rose"
+        elif change < -half_width:
+            course = "scores fell"
+        clause = f"{protocol.label} {course} ({scores[0]:.3f} → {scores[-1]:.3f})"
+        if self.is_at_guessing(training_run, protocol):
+            clause += f" and are {self._guessing_phrase}"
+        return clause
+
+    def is_at_guessing(self, training_run: TrainingRun, protocol: Protocol) -> bool:
+        """Whether a run ends not measurably above the level of guessing, where that is known."""
+        if self.guess_score is None:
+            return False
+        error = float(training_run.errors[protocol][-1])
+        lower_end = float(training_run.scores[protocol][-1]) - ONE_SIDED_Z * error
+        return lower_end <= self.guess_score
+
+    @property
+    def _guessing_phrase(self) -> str:
+        return f"at the level of guessing ({self.guess_score:.3f})"
 
     def _format_step(self, step: float) -> str:
         return f"{SINGULAR_BY_UNIT[self.unit]} {step:,.0f}"
@@ -356,10 +430,14 @@ class Training(Finding):
             for protocol in self.protocols:
                 lines.append(self._draw_line(training_run, protocol))
                 points.append(self._draw_points(training_run, protocol, hue))
+        if self.guess_score is not None:
+            lines.append(self._draw_guessing(self.guess_score))
         other_protocols = ", ".join(
             other_protocol.label for other_protocol in self.protocols if other_protocol != self.main
         )
         dashed = f"; dashed: {other_protocols}" if other_protocols else ""
+        if self.guess_score is not None:
+            dashed += f"; level: guessing ({self.guess_score:.3f})"
         caption = (
             f"The {self.score_phrase} at every checkpoint, "
             f"with 95 % intervals of test noise{dashed}."
@@ -394,6 +472,16 @@ class Training(Finding):
             low = np.clip(low, 0.0, 1.0)
             high = np.clip(high, 0.0, 1.0)
         return Line(curve_name, training_run.steps, scores, low=low, high=high, dashed=dashed)
+
+    def _draw_guessing(self, guess_score: float) -> Line:
+        """Draw the level of guessing from the first step to the last."""
+        steps = np.concatenate([training_run.steps for training_run in self.runs])
+        return Line(
+            "guessing",
+            (float(steps.min()), float(steps.max())),
+            (guess_score, guess_score),
+            dashed=True,
+        )
 
     def _draw_points(self, training_run: TrainingRun, protocol: Protocol, hue: int) -> Points:
         curve_name = self._curve_name(training_run, protocol)
@@ -433,7 +521,17 @@ def find_training(
         unit=unit or "steps",
         outcomes=evidence.outcomes,
         task_groups=evidence.background.task_groups,
+        guess_accuracies=evidence.background.chance,
+        cell_samplers=_predict_gaps(evidence),
     )
+
+
+def _predict_gaps(evidence: Evidence) -> dict[Protocol, CellSampler]:
+    """Return samplers of the missing cells, so that a comparison of two checkpoints is that of any two models."""
+    samplers: dict[Protocol, CellSampler] = {}
+    for matrix in evidence.final_scores.values():
+        samplers |= predict_missing_cells(evidence, [matrix.benchmarks()])
+    return samplers
 
 
 def follow_training(
@@ -444,10 +542,13 @@ def follow_training(
     *,
     outcomes: Mapping[Protocol, Outcomes] | None = None,
     task_groups: Mapping[str, str] = NO_ENTRIES,
+    guess_accuracies: Mapping[str, float] = NO_ENTRIES,
+    cell_samplers: Mapping[Protocol, CellSampler] | None = None,
 ) -> Training:
     """Follow every series of three checkpoints and more through the protocols that have them all.
 
-    ``outcomes`` are those of examples, by protocol; ``task_groups`` are groups by task that the user names.
+    ``outcomes`` are those of examples, by protocol; ``task_groups`` are groups by task that the user names, and
+    ``guess_accuracies`` are what guessing scores, by task. ``cell_samplers`` draw the cells that are missing.
     """
     matrices = {protocol: matrix.benchmarks() for protocol, matrix in scores.items()}
     scored_models: dict[str, None] = {}
@@ -484,10 +585,20 @@ def follow_training(
     tasks = select_tasks_of_one_scale(followed[main].select(tasks=shared_tasks))
     groups = TaskGroups.find(tasks, task_groups)
     known_outcomes = outcomes or {}
+    rankings = {
+        protocol: decide_ranking(
+            matrix,
+            known_outcomes.get(protocol),
+            task_groups=task_groups,
+            cell_sampler=(cell_samplers or {}).get(protocol),
+        )
+        for protocol, matrix in followed.items()
+    }
     runs = [
-        _make_run(series, steps, followed, groups, known_outcomes)
+        _make_run(series, steps, followed, groups, known_outcomes, rankings)
         for series, steps in long_series.items()
     ]
+    followed_tasks = followed[main].select(tasks=tasks)
     runs.sort(key=lambda run: -float(run.scores[main][-1]))
     finals = [run.models[-1] for run in runs]
     reasons = {
@@ -513,8 +624,24 @@ def follow_training(
         end_errors=_measure_end_errors(finals, followed, groups, known_outcomes),
         whole=set(scored_models) <= set(models),
         left_out=describe_left_out(reasons),
-        are_shares=followed[main].select(tasks=tasks).has_unit_scale,
+        are_shares=followed_tasks.has_unit_scale,
+        guess_score=find_guess_score(followed_tasks, groups, guess_accuracies),
     )
+
+
+def find_guess_score(
+    matrix: ScoreMatrix, groups: TaskGroups, guess_accuracies: Mapping[str, float]
+) -> float | None:
+    """Return what guessing scores on the mean over the tasks; None where a task's level is not known."""
+    if not matrix.has_unit_scale:
+        return None
+    guess_scores = []
+    for task, metric in zip(matrix.tasks, matrix.metrics, strict=True):
+        guess_score = find_chance_score(task, metric, guess_accuracies)
+        if guess_score is None:
+            return None
+        guess_scores.append(guess_score)
+    return float(np.array(guess_scores) @ groups.weights)
 
 
 def _make_run(
@@ -523,6 +650,7 @@ def _make_run(
     matrices: Mapping[Protocol, ScoreMatrix],
     groups: TaskGroups,
     outcomes: Mapping[Protocol, Outcomes],
+    rankings: Mapping[Protocol, Ranking],
 ) -> TrainingRun:
     means = {}
     errors = {}
@@ -545,6 +673,10 @@ def _make_run(
         scores=means,
         errors=errors,
         errors_to_last=errors_to_last,
+        chance_last_is_better={
+            protocol: ranking.probability_better(models[-1], models[-2])
+            for protocol, ranking in rankings.items()
+        },
     )
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.stats import binom
 
-from potentia.analysis.checkpoints.training_runs import follow_training
+from potentia.analysis.checkpoints.training_runs import find_guess_score, follow_training
 from potentia.analysis.lineage import (
     SINGULAR_BY_UNIT,
     Checkpoint,
@@ -53,11 +53,13 @@ from potentia.values.wording import format_parameters
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
+    from potentia.facts import Background
 
 ERROR_RATE = 0.05  # of a sentence about many cases
 NEIGHBOUR_STRETCH = 1.5  # of a correlation that few checkpoints show; tried on made-up runs
 MOST_CORRELATION = 0.95  # of neighbouring checkpoints
 ONE_SIDED_Z = 1.645  # of a one-sided test at 5 %
+LEAST_REDUCTION = 0.1  # of the error, for advice where no standard error is known
 LEAST_FOR_TREND = 4  # checkpoints through which a line has an error
 MIN_FAMILIES = 3  # whose order small models can foresee
 SAME_SIZE = 0.1  # models whose sizes differ by less than this share are of one size
@@ -90,6 +92,8 @@ class CheckpointAverage:
     best_count: int
     error_of_last: float  # expected error of the last checkpoint alone
     error_of_average: float
+    # False where the curve never leaves guessing, or where averaging removes less than test noise.
+    is_advised: bool = True
 
 
 @dataclass(frozen=True)
@@ -264,13 +268,18 @@ class TrainingSignal(Finding):
     def _describe_averages(self) -> list[str]:
         sentences = []
         for row in self.averages:
-            if row.best_count > 1:
+            if row.best_count > 1 and row.is_advised:
                 error_reduction = 1 - row.error_of_average / row.error_of_last
                 sentences.append(
                     f"{row.run}: average the last {row.best_count} checkpoints ({row.metric}, "
                     f"{row.protocol.label}); the expected error is {error_reduction:.0%} less."
                 )
         return sentences
+
+    def sentences_beside_runs(self) -> list[str]:
+        """Say what ``Training``, which follows the same runs by accuracy, has not said."""
+        by_bits = tuple(order for order in self.orders if order.metric != MAIN_LABEL)
+        return replace(self, orders=by_bits).sentences()
 
     def main_sentences(self) -> list[str]:
         """Say when the order of runs is final, what was coarse and what small models decide."""
@@ -356,7 +365,7 @@ def find_training_signal(
     decisions: list[SizeDecision] = []
     for scores in metric_scores:
         signals += _measure_signals(scores, checkpoints)
-        averages += _measure_averages(scores, checkpoints, evidence.background.task_groups)
+        averages += _measure_averages(scores, checkpoints, evidence.background)
         orders += _find_orders(scores, checkpoints, evidence.background.task_groups)
         decisions += _measure_decisions(scores, checkpoints, evidence)
     leaving = _compare_steps_of_leaving(metric_scores, checkpoints, evidence)
@@ -368,7 +377,7 @@ def find_training_signal(
     return TrainingSignal(
         unit=unit or "steps",
         signals=tuple(signals),
-        averages=tuple(averages),
+        averages=tuple(_drop_advice_on_guesses(averages, leaving)),
         orders=tuple(orders),
         leaving=tuple(leaving),
         decisions=tuple(decisions),
@@ -446,7 +455,7 @@ def _measure_signals(
 
 
 def _measure_averages(
-    scores: _MetricScores, checkpoints: Mapping[str, Checkpoint], task_groups: Mapping[str, str]
+    scores: _MetricScores, checkpoints: Mapping[str, Checkpoint], background: Background
 ) -> list[CheckpointAverage]:
     averages = []
     for run_name, steps in _find_runs(scores.matrix, checkpoints).items():
@@ -456,9 +465,42 @@ def _measure_averages(
             continue
         complete = of_run.select(tasks=is_complete)
         of_one_scale = complete.select(tasks=select_tasks_of_one_scale(complete))
-        means = of_one_scale.values @ TaskGroups.find(of_one_scale.tasks, task_groups).weights
-        averages.append(choose_average(scores.protocol, scores.label, run_name, means))
+        groups = TaskGroups.find(of_one_scale.tasks, background.task_groups)
+        means = of_one_scale.values @ groups.weights
+        average = choose_average(scores.protocol, scores.label, run_name, means)
+        test_noise = float(np.sqrt(of_one_scale.stderr[-1] ** 2 @ groups.weights**2))
+        guess_score = find_guess_score(of_one_scale, groups, background.chance)
+        is_guessing = (
+            guess_score is not None and means[-1] - ONE_SIDED_Z * test_noise <= guess_score
+        )
+        is_advised = not is_guessing and _removes_more_than(test_noise, average)
+        averages.append(replace(average, is_advised=is_advised))
     return averages
+
+
+def _removes_more_than(test_noise: float, average: CheckpointAverage) -> bool:
+    """Whether averaging removes more error than the test leaves in any score; without one, enough to speak of."""
+    if not math.isfinite(test_noise):
+        return average.error_of_average <= (1 - LEAST_REDUCTION) * average.error_of_last
+    removed_variance = average.error_of_last**2 - average.error_of_average**2
+    return math.sqrt(max(0.0, removed_variance)) > test_noise
+
+
+def _drop_advice_on_guesses(
+    averages: Sequence[CheckpointAverage], leaving: Sequence[LeavingGuess]
+) -> list[CheckpointAverage]:
+    """Withdraw the advice on bits per byte of runs that improve on no task."""
+    steps_by_run: dict[tuple[Protocol, str], list[float | None]] = {}
+    for row in leaving:
+        steps_by_run.setdefault((row.protocol, row.run), []).append(row.step_by_bits)
+    kept_averages = []
+    for average in averages:
+        steps = steps_by_run.get((average.protocol, average.run), [])
+        never_improves = bool(steps) and all(step is None for step in steps)
+        if average.metric == BITS_LABEL and never_improves:
+            average = replace(average, is_advised=False)
+        kept_averages.append(average)
+    return kept_averages
 
 
 def choose_average(

@@ -67,12 +67,14 @@ class NoOptions:
 class AnalysisOutput:
     """What an analysis found, by name, and what the user should know about it (printed to standard error).
 
-    Tables of ``unprinted`` findings are left out on a terminal; JSON and figures have all findings.
+    Tables of ``unprinted`` findings are left out on a terminal; JSON and figures have all findings. Where there is an
+    ``answer`` it is printed before the tables; else each finding says its own below them.
     """
 
     findings: Mapping[str, Finding]
     remarks: Sequence[str] = ()
     unprinted: frozenset[str] = frozenset()
+    answer: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ def analyze_checkpoints(evidence: Evidence, options: CheckpointOptions) -> Analy
 
       potentia analyze checkpoints scores.csv --pairs pairs.csv
     """
+    from potentia.analysis.checkpoints import Training
+
     findings: dict[str, Finding] = {}
     problems: list[InputError] = []
     for analyze in (_analyze_stability, _analyze_consistency):
@@ -53,12 +55,15 @@ def analyze_checkpoints(evidence: Evidence, options: CheckpointOptions) -> Analy
         raise problems[0]
     if options.pairs is not None and "consistency" not in findings:
         raise problems[-1]
-    remarks: list[str] = []
+    answer: list[str] = []
+    training = findings.get("training")
+    if isinstance(training, Training):
+        answer += [training.headline(), *training.sentences()]
     if "stability" in findings:
         with suppress(InputError):  # it takes more checkpoints than the course of a run
             signal = _analyze_signal(evidence, options)
             findings["signal"] = signal
-            remarks = signal.sentences()
+            answer += signal.sentences_beside_runs() if answer else signal.sentences()
     if "ablation" not in findings:
         try:
             findings |= _analyze_ablation(evidence)
@@ -66,7 +71,7 @@ def analyze_checkpoints(evidence: Evidence, options: CheckpointOptions) -> Analy
             problems.append(error)
     if not findings:
         raise problems[0]
-    return AnalysisOutput(findings, remarks)
+    return AnalysisOutput(findings, answer=answer)
 
 
 def _analyze_stability(evidence: Evidence, options: CheckpointOptions) -> dict[str, Finding]:
@@ -79,8 +84,8 @@ def _analyze_stability(evidence: Evidence, options: CheckpointOptions) -> dict[s
         checkpoints, unit = read_checkpoints(options.steps, None)
     findings: dict[str, Finding] = {}
     stability = find_stability(evidence, checkpoints, unit=unit, baseline=options.baseline)
-    if checkpoints is None:
-        findings["training"] = find_training(evidence)
+    with suppress(InputError):  # a run needs three checkpoints with scores on the same tasks
+        findings["training"] = find_training(evidence, checkpoints, unit=unit)
     findings["stability"] = stability
     return findings
 
