@@ -24,6 +24,7 @@ from potentia.errors import InputError, StudyError
 from potentia.evidence import read
 from potentia.extras import Extra, require_extra
 from potentia.files import write_file
+from potentia.hub import check_model_folders
 from potentia.integrations import (
     ExportedAdapter,
     Predictions,
@@ -217,6 +218,7 @@ def select(
         **(fields or {}),
     }
     whole_study = read_study(None if study is None else Path(study), settings)
+    check_model_folders(whole_study)
     race = Race(
         whole_study, seconds, report=report, report_note=report_note, watch=watch, workers=workers
     )

@@ -103,7 +103,7 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
     for where, says in (
         (tmp_path, "have no config.json"),
         (tmp_path / "step7", "holds no checkpoint"),
-        ("x", "not a folder|neither a folder"),
+        ("x", "there is no folder|neither a folder"),
     ):
         with pytest.raises(StudyError, match=says):
             make_study(

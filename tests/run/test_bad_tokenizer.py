@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -68,8 +69,13 @@ def test_the_other_rows_go_on(world: Path, tmp_path: Path, workers: int) -> None
 
 def test_a_selection_goes_on_with_the_others(world: Path, tmp_path: Path) -> None:
     race = Race(study(world, tmp_path / "s.db", protocols=["direct", "train_before_test"]))
-    assert race.run().best == "good"
+    choice = race.run()
+    assert choice.best == "good"
     assert "retry-limit-in-match" in race.problems["bad"]
+    assert choice.failed == ("bad",)
+    assert choice.standings[0].model == "good"
+    assert math.isnan(choice.p_best), "the only one left is not the best of anything"
+    assert "over 99 %" not in str(choice)
 
 
 def test_who_encodes_texts_hears_of_it_as_of_any_bad_model(world: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potentia.errors import StudyError
+from potentia.hub import check_model_folder
 from potentia.study import (
     Study,
     Tuning,
@@ -95,6 +96,22 @@ def test_checkpoints_of_two_runs_are_not_one_run(tmp_path: Path) -> None:
     assert len(list_checkpoints_at(make_checkpoint_folders(tmp_path / "stages", names))) == 2
     names = ["checkpoint-100", "checkpoint-200", "best-checkpoint-150"]
     assert len(list_checkpoints_at(make_checkpoint_folders(tmp_path / "best", names))) == 3
+
+
+def test_a_mistyped_folder_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`lab/model` was taken for a hub name: 90 lines of traceback, or a minute of "Retry 1/5"."""
+    monkeypatch.setattr("potentia.hub._ask_hub", lambda _: False)
+    monkeypatch.chdir(tmp_path)
+    make_checkpoint_folders(tmp_path / "own", ["tiny-a", "tiny-b"])
+    with pytest.raises(ValueError, match="there is no folder own/c, and the hub does not answer"):
+        list_checkpoints_at("own/c")
+    for name, there in (("own/tiny-x", "own/"), (f"{tmp_path}/own/tiny-x", f"{tmp_path}/own/")):
+        with pytest.raises(StudyError) as caught:
+            check_model_folder(name)
+        expected = f"{name}: no such folder; in {there} there are tiny-a, tiny-b"
+        assert caught.value.message == expected
+    for name in ("own/tiny-a", "gpt2", "EleutherAI/pythia-160m"):
+        check_model_folder(name)
 
 
 def test_checkpoint_series_become_rows():

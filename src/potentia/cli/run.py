@@ -47,6 +47,7 @@ from potentia.cli.output import (
 from potentia.cli.study_file import write_study_file
 from potentia.errors import InputError, StudyError, without_password
 from potentia.extras import Extra
+from potentia.hub import check_model_folders
 from potentia.values.findings import Table, TableValue
 from potentia.values.protocol import TaskName
 
@@ -134,7 +135,9 @@ class RunOptions(StudyOptions):
             )
         if self.study is not None:
             _check_study_file(self.study)
-        return potentia.study.read_study(self.study, self.study_settings())
+        study = potentia.study.read_study(self.study, self.study_settings())
+        check_model_folders(study)
+        return study
 
 
 @command(app, "run", RunOptions, needs=Extra.RUN)

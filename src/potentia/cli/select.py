@@ -147,8 +147,10 @@ def select(options: SelectOptions) -> None:
         raise typer.Exit(130) from None
     if options.as_json:
         print_json(_selection_as_json(selected))
-        return
-    _print_selection(selected, options.output)
+    else:
+        _print_selection(selected, options.output)
+    if selected.choice.failed:
+        raise typer.Exit(1)
 
 
 def _find_budget_end(budget: str | None) -> float | None:

@@ -975,7 +975,9 @@ class Race:
         ranking = scoreboard.ranking
         win_chances = dict(zip(ranking.models, ranking.p_first.tolist(), strict=True))
         if len(win_chances) == 1:
-            win_chances = dict.fromkeys(win_chances, 1.0)
+            # The only one of the candidates that did not fail has no rival: it is not the best of anything.
+            chance = 1.0 if self.dropped else math.nan
+            win_chances = dict.fromkeys(win_chances, chance)
         is_tuned = self.final_round.train_examples > 0
         final_cells = self.final_round.cells if is_tuned else {}
         standings = []
@@ -1091,11 +1093,11 @@ def choose_round_sizes(candidates: int, examples: int) -> list[int]:
     return [*smaller_sizes, examples]
 
 
-def _standing_order(standing: CandidateStanding) -> tuple[float, float, bool]:
-    """Sort by the chance to be the best, then by score; models without one come last, the dropped ones first."""
+def _standing_order(standing: CandidateStanding) -> tuple[float, bool, float, bool]:
+    """Sort by the chance to be the best, then by score; models without one come last, those that failed after all."""
     chance = 0.0 if math.isnan(standing.p_best) else standing.p_best
     negative_score = 0.0 if standing.tuned is None else -standing.tuned.value
-    return -chance, negative_score, standing.dropped_in_round is None
+    return -chance, bool(standing.problem), negative_score, standing.dropped_in_round is None
 
 
 def _join_scores(cells: Sequence[CellRecord]) -> Score | None:

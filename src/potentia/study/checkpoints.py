@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import first_line
+from potentia.hub import hub_answers, is_repository_name
 
 _STEP_IN_NAME = re.compile(
     r"(?:checkpoint|ckpt|global[-_]?step|step|iter(?:ation)?)[-_]?(\d+)", re.IGNORECASE
@@ -47,7 +48,7 @@ def list_checkpoints_at(location: str) -> list[dict[str, Any]]:
     folder = Path(location).expanduser()
     if folder.is_dir():
         return _order_by_step(_find_in_folder(folder, location))
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", location) and not location.startswith("."):
+    if is_repository_name(location):
         return _order_by_step(_find_on_hub(location))
     raise CheckpointsError(f"{location} is neither a folder nor a repository of the hub")
 
@@ -123,12 +124,15 @@ def _read_tokens_seen(folder: Path) -> float | None:
 def _find_on_hub(repository: str) -> list[dict[str, Any]]:
     """Return the branches and tags of a hub repository that are named after a step."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
+    if not hub_answers():
+        raise CheckpointsError(
+            f"there is no folder {repository}, and the hub does not answer: is it a typo?"
+        )
     try:
         refs = HfApi().list_repo_refs(repository)
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
-        message = f"{repository} is not a folder, and its revisions cannot be read from the hub"
+    except Exception as error:  # the errors of the hub's clients have no common base
+        message = f"there is no folder {repository}, and its revisions cannot be read from the hub"
         raise CheckpointsError(f"{message}: {first_line(error)}") from None
     checkpoints = []
     for ref in (*refs.branches, *refs.tags):

@@ -407,6 +407,11 @@ def test_one_candidate_that_loads_was_compared_with_nothing():
     )
     choice = ModelChoice("t", "acc", ranking, None, 0.02, 1.0, 80, 20, (alone, lost))
     assert "nothing was compared" in choice.answer()
+    assert "the only one left" in str(choice)
+    third = replace(alone, model="c")
+    ranking = decide_ranking(ScoreMatrix.build(["a", "c"], ["t"], [[0.6], [0.5]]))
+    of_three = replace(choice, ranking=ranking, standings=(alone, third, lost))
+    assert "1 of 3 candidates failed and were not compared: b." in of_three.answer()
     beaten = replace(lost, problem="", dropped_in_round=1)
     assert (
         "had a chance of 2 % to be the best" in replace(choice, standings=(alone, beaten)).answer()

@@ -140,6 +140,11 @@ class ModelChoice(Finding):
         return self._standing_of(self.best).p_best
 
     @property
+    def failed(self) -> tuple[str, ...]:
+        """The candidates that failed, which nothing was compared with."""
+        return tuple(standing.model for standing in self.standings if standing.problem)
+
+    @property
     def are_shares(self) -> bool:
         """Whether the scores are shares of 1: people read their differences in points."""
         for standing in self.standings:
@@ -206,6 +211,11 @@ class ModelChoice(Finding):
                 "No candidate was fine-tuned: scores before fine-tuning do not say which is best after it."
             )
         sentences.append(self._headline())
+        if self.failed:
+            names = join_names(short_names(self.failed))
+            sentences.append(
+                f"{len(self.failed)} of {len(self.standings)} candidates failed and were not compared: {names}."
+            )
         if self.missing is not None and len(self.ranking.models) > 1:
             sentences.append(missing_sentence(self.missing))
         dropped = sum(standing.dropped_in_round is not None for standing in self.standings)
@@ -308,6 +318,8 @@ class ModelChoice(Finding):
         tied_models = self._tied_models()
         if standing.model in tied_models and len(tied_models) > 1:
             return "tied for best"
+        if standing.model == self.best and len(self.failed) == len(self.standings) - 1:
+            return "the only one left"
         if standing.model == self.best:
             return "best candidate" if self.uses_baseline else "best"
         if standing.model in self.ranking.rivals:

@@ -28,8 +28,9 @@ from potentia.engine.models.foreign_files import (
     read_adapter,
     refuse_pickles,
 )
-from potentia.errors import ModelError
+from potentia.errors import ModelError, first_line
 from potentia.files import write_file
+from potentia.hub import hub_answers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -231,17 +232,25 @@ def _find_commit(repository: str, revision: str | None, gguf_file: str | None) -
     names = ["config.json", "adapter_config.json"]
     if gguf_file is not None:
         names = [gguf_file]
+    answers = hub_answers()
     while True:
         try:
-            downloaded_file = hf_hub_download(repository, names.pop(0), revision=revision)
+            downloaded_file = hf_hub_download(
+                repository, names.pop(0), revision=revision, local_files_only=not answers
+            )
             parts = Path(downloaded_file).parts
             return parts[parts.index("snapshots") + 1]  # …/snapshots/<commit>/config.json
         except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
             if isinstance(error, EntryNotFoundError) and names:
                 continue
-            message = str(error).strip() or type(error).__name__
+            problem = f"cannot find {repository} on the hub or in its cache: {first_line(error)}"
+            if not answers:
+                problem = (
+                    f"{repository} is no folder and not in the hub's cache, "
+                    "and the hub does not answer"
+                )
             raise ModelError(
-                f"cannot find {repository} on the hub or in its cache: {message.splitlines()[0]}",
+                problem,
                 hint="check the name and the network, log in for gated models, or give a folder",
             ) from error
 
