@@ -310,6 +310,34 @@ def test_each_flag_has_its_evidence():
     assert result.flagged_tasks == ("t0", "t2", "t3", "t4", "t5")
 
 
+def test_two_of_eight_models_do_not_exceed_the_limit_of_a_fifth():
+    """25 % were "exceeded by more than test noise (p < 0.001)": 1.6 models may stay no better, not one."""
+    direct = np.tile(np.linspace(0.2, 0.4, 8)[:, None], 2)
+    tuned = direct + 0.4
+    tuned[:2, 0] = direct[:2, 0]
+    result = screened(direct, tuned)
+    assert result.not_improved[0] == pytest.approx(0.25)
+    assert result.not_improved_p[0] == 1.0
+    assert "no improvement after tuning" not in reasons(result, "t0")
+    tuned[2, 0] = direct[2, 0]
+    assert "no improvement after tuning" in reasons(screened(direct, tuned), "t0")
+
+
+def test_the_checkpoints_of_a_run_are_one_witness():
+    """Early checkpoints that guess, and gain nothing, were held against the task."""
+    models = [f"{run}@{step}" for run in "abc" for step in (100, 200, 300, 400)]
+    direct = np.full((12, 2), 0.25)
+    tuned = np.tile([0.25, 0.25, 0.25, 0.8], 3)[:, None] + np.zeros((12, 2))
+    errors = np.full((12, 2), 0.01)
+    matrices = [
+        ScoreMatrix.build(models, ["x", "y"], values, stderr=errors, protocol=protocol)
+        for values, protocol in ((direct, "direct"), (tuned, "train_before_test"))
+    ]
+    screening = screen_tasks(*matrices, chance={"x": 0.25, "y": 0.25})
+    assert screening.not_improved.tolist() == [0.0, 0.0]
+    assert not {"no improvement after tuning", "floor"} & reasons(screening, "x")
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_task_of_pure_noise_is_flagged(seed):
     rng = np.random.default_rng(seed)

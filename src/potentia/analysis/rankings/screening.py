@@ -9,6 +9,7 @@ on (``analysis.benchmark``): failing to show that a task agrees is no flag.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from enum import StrEnum
@@ -18,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom, norm
 
-from potentia.analysis.left_out import NO_ENTRIES
+from potentia.analysis.left_out import NO_ENTRIES, drop_names_in
+from potentia.analysis.lineage import group_by_series, named_checkpoints
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.first_place import ENOUGH_MODELS
@@ -46,6 +48,7 @@ from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
 TRAIN_EXAMPLES = 1_000  # fewer cannot prepare a model (section 3.1)
 NOT_IMPROVED = 0.20  # share of models that tuning leaves no better (appendix A.1)
+ROUNDING = 1e-9  # of a sum of shares
 LEAST_GAIN = 0.01  # of the models' scores, that their typical gain is taken for at least
 CEILING = 0.97  # a score in [0, 1] above which nothing is left to separate models by
 FLOOR_SHARE = 0.1  # of the way from a guess to a perfect score, below which a model surely guesses
@@ -211,6 +214,8 @@ def screen_tasks(
     decides about a flag, and for the tasks ``tested`` in any case.
     """
     final = believe_errors(tuned or direct)
+    witnesses = None if tuned is None else _drop_early_checkpoints(tuned)
+    ends = _drop_early_checkpoints(final)
     rankings = assess_tasks(final, families, task_groups, items, tested=tested, seed=seed)
     resolved = np.full(len(final.tasks), np.nan)
     for column, task in enumerate(final.tasks):
@@ -225,10 +230,10 @@ def screen_tasks(
         tasks=final.tasks,
         flags=(),
         train_examples=np.array(examples_of_tasks),
-        not_improved=_share_not_improved(direct, tuned),
-        untuned=_count_untuned(direct, tuned),
-        models_compared=_count_compared(direct, tuned),
-        not_improved_p=_test_not_improved(direct, tuned, families),
+        not_improved=_share_not_improved(direct, witnesses),
+        untuned=_count_untuned(direct, witnesses),
+        models_compared=_count_compared(direct, witnesses),
+        not_improved_p=_test_not_improved(direct, witnesses, families),
         agreement=agreement,
         best=best_scores,
         resolved=resolved,
@@ -240,12 +245,20 @@ def screen_tasks(
         faults = [
             *_check_preparation(screening, column),
             *check_ranking(rankings[column]),
-            *_check_scores(screening, final, column, chance.get(task, 0.0)),
-            *_check_size(resolved[column], expected_resolution[column], final, column),
+            *_check_scores(screening, ends, column, chance.get(task, 0.0)),
+            *_check_size(resolved[column], expected_resolution[column], ends, column),
         ]
         for reason, evidence in faults:
             flags.append(TaskFlag(task, reason, evidence, SUGGESTIONS[reason]))
     return replace(screening, flags=tuple(flags))
+
+
+def _drop_early_checkpoints(matrix: ScoreMatrix) -> ScoreMatrix:
+    """Return the scores without checkpoints that a later one of their run follows: a run is one witness."""
+    early: list[str] = []
+    for checkpoints in group_by_series(named_checkpoints(matrix.models)).values():
+        early += list(checkpoints)[:-1]
+    return matrix.select(models=drop_names_in(matrix.models, early)) if early else matrix
 
 
 Fault = tuple[FlagReason, str]  # a reason to distrust a task, and the evidence
@@ -427,6 +440,7 @@ def _test_not_improved(
 
     Of models that gain little a small test leaves many no better. So many are expected by luck where the share that is
     allowed truly is no better and all others gain what the median model does; a family of near copies counts once.
+    Only whole families exceed the limit: two of eight are no more than its 1.6, rounded up.
     """
     p_values = np.full(len((tuned or direct).tasks), np.nan)
     if tuned is None:
@@ -443,11 +457,16 @@ def _test_not_improved(
         typical_gain = max(least_gain, float(np.median(gains[is_known, column])))
         noise = np.maximum(errors[is_known, column], 1e-12)
         by_luck = float(norm.sf(typical_gain / noise).mean())
-        share = float((gains[is_known, column] <= 0).mean())
-        units = len(np.unique(family[is_known]))
-        allowed = int(NOT_IMPROVED * units)
-        others = max(1, round(share * units) - allowed)
-        p_values[column] = float(binom.sf(others - 1, units - allowed, by_luck))
+        is_no_better = gains[is_known, column] <= 0
+        _, unit_of_model = np.unique(family[is_known], return_inverse=True)
+        models_of_unit = np.bincount(unit_of_model)
+        shares = np.bincount(unit_of_model, weights=is_no_better) / models_of_unit
+        units = len(models_of_unit)
+        allowed = math.ceil(NOT_IMPROVED * units)
+        others = math.floor(shares.sum() + ROUNDING) - allowed
+        p_values[column] = 1.0
+        if others > 0:
+            p_values[column] = float(binom.sf(others - 1, units - allowed, by_luck))
     return p_values
 
 
