@@ -16,7 +16,7 @@ from potentia.papers.task_training.cohort import Cohort
 from potentia.run import run_study
 from potentia.run.plan import check_model_source, load_tasks
 from potentia.store import Store
-from potentia.study import read_study
+from potentia.study import list_checkpoints_at, read_study
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,19 @@ def test_checkpoint_series_end_with_the_finished_model(laboratory: Laboratory):
         assert len(series) == 8
         assert [row.step for row in series] == sorted(row.step for row in series)
         assert Path(series[-1].source).name == run
+
+
+def test_each_run_has_a_folder_of_checkpoints_that_the_command_line_takes(laboratory: Laboratory):
+    """`run --checkpoints lab/models` was refused ("2 runs"), and the last step had no step in its name."""
+    rows = read_study(laboratory.studies["checkpoints-tuned"]).rows()
+    for run in ("aster-159k", "cedar-159k"):
+        folder = laboratory.folder / "runs" / run
+        found = list_checkpoints_at(str(folder))
+        series = [row for row in rows if row.series == run]
+        assert [checkpoint["step"] for checkpoint in found] == [row.step for row in series]
+        for checkpoint, row in zip(found, series, strict=True):
+            assert Path(checkpoint["path"]).resolve() == Path(row.source).resolve()
+    lay_out_laboratory(laboratory.folder)  # again: what is there stays
 
 
 def test_the_auxiliary_data_hold_every_form_and_nobody_of_the_test_splits(laboratory: Laboratory):

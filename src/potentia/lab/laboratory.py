@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,7 @@ def lay_out_laboratory(folder: Path) -> Laboratory:
     """Write models, benchmarks, facts and study files below ``folder``; what is there already stays valid."""
     folder = Path(folder)
     models = zoo.write_model_folders(folder / "models")
+    _lay_out_runs(folder)
     tasks = zoo.write_task_files(folder / "tasks")
     tasks[GIVEAWAY] = zoo.write_skewed_task(folder / "tasks", GIVEAWAY, gives_away=True)
     _write_auxiliary(folder / "tasks", tasks)
@@ -266,21 +268,41 @@ def _task_specs(task_names: Iterable[str], forms: Sequence[str] = ()) -> list[di
 
 def _pretraining_runs() -> list[dict[str, object]]:
     """Return the models of the two pretraining runs, each with its checkpoints; the final model is the last of them."""
-    checkpoints = zoo.models("checkpoint")
     runs = []
-    for model_name in dict.fromkeys(model.base_model for model in checkpoints):
-        final_model = zoo.find_model(model_name)
-        run_models = [model for model in checkpoints if model.base_model == model_name]
-        run_models.append(final_model)
+    for run_models in _group_checkpoints().values():
         specs = [
             {"step": model.steps, "path": f"models/{model.name}", "tokens": model.tokens}
             for model in run_models
         ]
-        runs.append({**model_spec(final_model), "checkpoints": specs})
+        runs.append({**model_spec(run_models[-1]), "checkpoints": specs})
     return runs
 
 
+def _group_checkpoints() -> dict[str, list[zoo.ZooModel]]:
+    """Return the checkpoints of every pretraining run by its name, the final model last."""
+    checkpoints = zoo.models("checkpoint")
+    models_by_run: dict[str, list[zoo.ZooModel]] = {}
+    for run_name in dict.fromkeys(str(model.base_model) for model in checkpoints):
+        run_models = [model for model in checkpoints if model.base_model == run_name]
+        models_by_run[run_name] = [*run_models, zoo.find_model(run_name)]
+    return models_by_run
+
+
 # --- the files -------------------------------------------------------------------------------------------------------
+
+
+def _lay_out_runs(folder: Path) -> None:
+    """Give each pretraining run a folder of its checkpoints, as trainers write them: ``runs/aster-159k/step390``."""
+    for run_name, run_models in _group_checkpoints().items():
+        for model in run_models:
+            checkpoint = folder / "runs" / run_name / f"step{model.steps}"
+            checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            if checkpoint.exists():
+                continue
+            try:
+                checkpoint.symlink_to(Path("../../models") / model.name, target_is_directory=True)
+            except OSError:  # this system, or this user, has no links
+                shutil.copytree(folder / "models" / model.name, checkpoint)
 
 
 def _write_auxiliary(folder: Path, tasks: Mapping[str, Path]) -> None:
