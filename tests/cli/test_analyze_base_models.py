@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -75,6 +76,14 @@ def test_the_answer_comes_first_and_alone_with_quiet(capsys, training):
     quiet = call(capsys, "analyze", "rankings", training, "--quiet")
     assert quiet.startswith("run improved over 4 checkpoints")
     assert len(quiet.splitlines()) == 2
+
+
+def test_gaps_are_whole_steps_and_tau_has_one_name(capsys, training):
+    """ "gap (steps) 390.000" stood beside "tau" and "τ" in one answer."""
+    printed = call(capsys, "analyze", "checkpoints", training)
+    assert "1000.000" not in printed
+    assert "1,000" in printed
+    assert not re.search(r"\btau\b", printed)
 
 
 def test_checkpoints_in_a_table_of_steps(capsys, training, tmp_path):

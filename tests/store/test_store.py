@@ -68,6 +68,16 @@ def test_the_first_writer_wins(store: Store, make_cell: MakeCell) -> None:
     ]
 
 
+def test_checkpoints_of_a_run_stand_in_the_order_of_their_steps(
+    store: Store, make_cell: MakeCell
+) -> None:
+    """They were sorted as text: aster@1560, aster@2730, aster@390."""
+    names = ["run@1560", "run@390", "run@step7800", "Other", "run"]
+    store.cells.commit_many([make_cell(f"k{name}", model=name) for name in names])
+    models = store.scores.read_matrix("direct").models
+    assert models == ("Other", "run", "run@390", "run@1560", "run@step7800")
+
+
 def test_a_batch_counts_what_is_new(store: Store, make_cell: MakeCell) -> None:
     cells = [make_cell(f"k{i}", model=f"m{i}") for i in range(5)]
     assert store.cells.commit_many(cells[:3]) == 3

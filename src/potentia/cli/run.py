@@ -637,10 +637,14 @@ def _cost_note(cost: StudyCost, study: potentia.Study) -> str:
         time += f", {potentia.run.format_time(cost.start)} of it before the first result"
     source = f"from {cost.source}" if cost.source else "times are not known"
     # how many learning rates a search asks for is an expectation, which rows round each for itself
-    about = "" if float(total.lanes).is_integer() else "about "
+    about = ""
+    expectation = ""
+    if not float(total.lanes).is_integer():
+        about = "about "
+        expectation = " (rows are rounded: a search tries more learning rates only where it has to)"
     return (
         f"To do: {total.cells:,} results ({len(cost.cells) - total.cells:,} in the store), "
-        f"{about}{round(total.lanes):,} fine-tunings, "
+        f"{about}{round(total.lanes):,} fine-tunings{expectation}, "
         f"{format_amount(total.train_tokens)} tokens to train on and {format_amount(total.score_tokens)} to score, "
         f"{format_amount(total.flops)} FLOPs, {time} ({source}). {potentia.run.describe_extra_work(cost.pending)}"
     ).rstrip()

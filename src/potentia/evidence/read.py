@@ -405,7 +405,7 @@ def _read_open_store(
     if not studies and len(records) > 1:
         other_studies = [record for record in records if record.key not in study_keys]
         notes.append(
-            f"this is the study {list_studies(chosen_studies, records)}, opened last; "
+            f"shown is {list_studies(chosen_studies, records)}, the study opened last; "
             f"the store also holds: {list_studies(other_studies, records)} (--study NAME or KEY)"
         )
     _check_studies_alike(store, chosen_studies, metric)

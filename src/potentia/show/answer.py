@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 MAX_TICKS = 5  # on an axis
 TOP_PLACES = 3  # the chance to be among the first so many is shown
 MAX_RUNGS = 200  # models of the ladder
+MAX_RUNS_ABOVE = 4  # whose sentences stand above the figure
 GOOD_CHANCE = 0.8  # to be the best: enough to advise a model that is not certain to be
 OVERALL_MARKS = {AggregateMethod.MEAN_Z: "z", AggregateMethod.MEAN_RANK: "won"}
 MIN_CHANCE_SHOWN = 0.1  # to be best, of models named beside the first
@@ -55,6 +56,7 @@ class Answer:
     tiles: tuple[Tile, ...]
     board: Scoreboard | None = None
     notes: tuple[str, ...] = ()  # what the studies say that readers must know
+    sentences_above: int = 1  # of the figure
 
     @property
     def standings(self) -> tuple[ModelStanding, ...]:
@@ -116,7 +118,15 @@ def make_answer(report_data: ReportData) -> Answer:
         _make_tiles(report_data),
         scoreboard,
         notes=report_data.evidence.study_notes,
+        sentences_above=_count_sentences_above(report_data),
     )
+
+
+def _count_sentences_above(report_data: ReportData) -> int:
+    """Return how many sentences stand above the figure: one, or one for each of a few pretraining runs."""
+    if report_data.pretraining_runs is None or report_data.opening is not None:
+        return 1
+    return min(len(report_data.pretraining_runs.runs), MAX_RUNS_ABOVE)
 
 
 def advise(scoreboard: Scoreboard) -> str:
@@ -331,8 +341,9 @@ def _significance_tile(report_data: ReportData) -> Tile | None:
     if significance is None or sum(significance.pairs) < 2:
         return None
     share = sum(significance.significant) / sum(significance.pairs)
+    compared = "models" if report_data.pretraining_runs is None else "checkpoints"
     return _make_tile(
-        format_percent(share), "differ significantly", "pairs of models on a task, 5 % level"
+        format_percent(share), "differ significantly", f"pairs of {compared} on a task, 5 % level"
     )
 
 

@@ -542,9 +542,13 @@ def _draw_plot(chart: Plot) -> Drawn:
     for series_number, line in enumerate(chart.lines):
         is_fit = line.name == fit_name and series_number == 0
         _draw_line(axes, line, series_of_points.get(line.name, series_number), is_fit=is_fit)
-    labelled_points: list[LabelledPoint] = []
-    for points in chart.points:
-        labelled_points += _draw_points(axes, points, series_of_points[points.name])
+    points_of_series = [
+        list(_draw_points(axes, points, series_of_points[points.name])) for points in chart.points
+    ]
+    if chart.lines:
+        labelled_points = _order_curve_points(points_of_series)
+    else:
+        labelled_points = list(itertools.chain.from_iterable(points_of_series))
     _label_points(axes, labelled_points, chart.lines)
     return Drawn(axes.sheet, _plot_width(chart), end)
 
@@ -635,6 +639,22 @@ def _draw_points(axes: Axes, points: Points, series: int) -> Iterator[LabelledPo
             axes.sheet.line(x, low, x, high, f"s{series % COLORS} reach")
         axes.sheet.marker(x, y, series, shown_value.tip)
         yield LabelledPoint(x, y, label)
+
+
+def _order_curve_points(points_of_series: Sequence[Sequence[LabelledPoint]]) -> list[LabelledPoint]:
+    """Return the points of curves in the order in which they are named: the ends first, and each name once.
+
+    The last curve is the main one; what stands at the same step of another has the same name.
+    """
+    ends: list[LabelledPoint] = []
+    between: list[LabelledPoint] = []
+    for points in reversed(points_of_series):
+        ends += [*points[-1:], *points[:1]]
+        between += points[1:-1]
+    point_by_label: dict[str, LabelledPoint] = {}
+    for point in (*ends, *between):
+        point_by_label.setdefault(point.label, point)
+    return list(point_by_label.values())
 
 
 def _label_points(axes: Axes, points: Sequence[LabelledPoint], lines: Sequence[Line]) -> None:

@@ -29,6 +29,7 @@ from potentia.values.metric import Metric
 from potentia.values.protocol import Protocol, sort_protocols
 from potentia.values.scores import ItemOutcome
 from potentia.values.selection import Selection
+from potentia.values.wording import set_signs_of_cell
 
 if TYPE_CHECKING:
     from potentia.show.answer import Answer
@@ -122,7 +123,7 @@ class ScoreView:
         return {
             "reason": reason,
             "value": score.value,
-            "text": f"{score.value:{sign}.{digits}f}",
+            "text": set_signs_of_cell(f"{score.value:{sign}.{digits}f}"),
             "good": is_good,
             "share": f"{share:.2f}",
             "link": link,

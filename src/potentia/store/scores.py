@@ -71,7 +71,7 @@ class Scores(PatientPart):
     def read_matrix(
         self, protocol: str, *, study: StudyFilter = None, metric: str | None = None
     ) -> ScoreMatrix:
-        """Return models × tasks of one protocol, each sorted by name; missing cells are NaN.
+        """Return models × tasks of one protocol, sorted by name, checkpoints by step; missing cells are NaN.
 
         Without ``study`` all cells count; where several have the same model and task (another recipe, another import)
         the newest is taken. ``metric`` picks another than each cell's main metric.
@@ -89,7 +89,7 @@ class Scores(PatientPart):
         if not scores:
             raise self._missing_scores(protocol, study, metric)
         self._check_metrics(scores)
-        models = _sort_names({model for model, _ in scores})
+        models = _sort_models({model for model, _ in scores})
         tasks = _sort_names({task for _, task in scores})
         return ScoreMatrix.from_cells(protocol, scores, models, tasks)
 
@@ -253,6 +253,19 @@ def _mean_score(values: list[float], metric: str, main_score: Score) -> Score:
         metric=Metric.of(metric, chance=main_score.metric.chance),
         origin=main_score.origin,
     )
+
+
+def _sort_models(models: set[str]) -> list[str]:
+    """Sort models by name, and the checkpoints of a run (``run@390``) by their steps."""
+
+    def sorting_key(model: str) -> tuple[str, int, str]:
+        series, _, step = model.rpartition("@")
+        step = step.removeprefix("step")
+        if series and step.isdecimal():
+            return series.casefold(), int(step), model
+        return model.casefold(), -1, model
+
+    return sorted(models, key=sorting_key)
 
 
 def _sort_names(names: set[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from potentia.analysis.rankings import find_pair
 from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.show import make_report
+from potentia.show.charts import draw_chart
 from potentia.show.sections import build_sections
 from potentia.values.protocol import DIRECT as DIRECT_PROTOCOL
 from potentia.values.scores import ScoreMatrix
@@ -370,3 +372,23 @@ def test_what_the_last_checkpoint_is_is_said_by_protocol_with_the_level_of_guess
     (plot,) = training.charts()
     guessing = next(line for line in plot.lines if line.name == "guessing")
     assert (guessing.x, guessing.y) == ((100.0, 800.0), (0.25, 0.25))
+
+
+def test_the_ends_of_a_curve_are_named_and_no_name_stands_twice():
+    """ "aster@390" stood twice on top of each other, and the first dots had no name."""
+    (plot,) = find_training(evidence()).charts()
+    drawing = str(draw_chart(plot).sheet.parts)
+    for model in MODELS:
+        assert drawing.count(f">{model}<") <= 1, model
+    for end in ("one@800", "two@900"):
+        assert drawing.count(f">{end}<") == 1, end
+
+
+def test_every_run_stands_above_the_figure_and_its_checkpoints_are_no_models():
+    sections = {id: html for id, _, html in build_sections(make_report(evidence()))}
+    above, _, below = sections["answer"].partition('id="fig-training"')
+    text_above = re.sub(r"</?span.*?>", "", above)
+    assert "one improved over 4 checkpoints" in text_above
+    assert "two improved over 4 checkpoints" in text_above
+    assert "final order" in below
+    assert "pairs of models" not in sections["answer"]

@@ -96,8 +96,8 @@ class Consistency(Finding):
             f"{format_notes(self.left_out)}"
         )
         return Table(
-            "Consistency: Kendall's tau between base models and their instruct versions",
-            (*name_columns, "tau", "low", "high", "gain"),
+            "Consistency: Kendall's τ between base models and their instruct versions",
+            (*name_columns, "τ", "low", "high", "gain"),
             table_rows,
             note,
         )
@@ -109,12 +109,12 @@ class Consistency(Finding):
             table_rows.append(
                 (method, np.isfinite(taus_of_method).sum(), float(nan_mean(taus_of_method)))
             )
-        return Table("Mean consistency of each method", ("method", "tasks", "mean tau"), table_rows)
+        return Table("Mean consistency of each method", ("method", "tasks", "mean τ"), table_rows)
 
     def charts(self) -> Sequence[Chart]:
         """Return tau as a heat map, and base against instruct scores for each benchmark."""
         caption = (
-            "Kendall's tau between base models and their instruct versions; 1 means the same order."
+            "Kendall's τ between base models and their instruct versions; 1 means the same order."
         )
         tau_by_task_and_method = {(link.task, link.method): link.tau.value for link in self.links}
         charts = tau_charts("consistency", caption, tau_by_task_and_method, self.improvements)

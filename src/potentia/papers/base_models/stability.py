@@ -92,16 +92,16 @@ class Stability(Finding):
         table_rows = []
         for curve in self.curves:
             names = (curve.series, curve.task, curve.method, len(curve.steps))
-            table_rows.append((*names, curve.tau, curve.gap, curve.neighbours))
+            table_rows.append((*names, curve.tau, _whole(curve.gap), curve.neighbours))
         name_columns = ("series", "task", "method", "checkpoints")
-        column_names = (*name_columns, "tau", "low", "high", f"gap ({self.unit})", "neighbours")
+        column_names = (*name_columns, "τ", "low", "high", f"gap ({self.unit})", "neighbours")
         note = (
             f"gap: the smallest distance at which at least {self.power:.0%} of the pairs of checkpoints that far apart "
             "or farther are significantly in the right order (one-sided, 5 %); – where none is. neighbours: the share "
             f"of adjacent checkpoints in the right order by that test.{format_notes(self.left_out)}"
         )
         return Table(
-            f"Stability: Kendall's tau between scores and {self.unit}",
+            f"Stability: Kendall's τ between scores and {self.unit}",
             column_names,
             table_rows,
             note,
@@ -116,14 +116,14 @@ class Stability(Finding):
             table_rows.append((method, len(curves), mean_tau, resolved))
         return Table(
             "Mean stability of each method",
-            ("method", "curves", "mean tau", "with a gap"),
+            ("method", "curves", "mean τ", "with a gap"),
             table_rows,
             "with a gap: curves that have one. Compare methods on the same curves only.",
         )
 
     def charts(self) -> Sequence[Chart]:
         """Return tau as a heat map, and scores against steps for each benchmark and series."""
-        caption = f"Kendall's tau between scores and {self.unit}; 1 means that every later checkpoint scores higher."
+        caption = f"Kendall's τ between scores and {self.unit}; 1 means that every later checkpoint scores higher."
         tau_by_series_and_method = {
             (f"{curve.task} ({curve.series})", curve.method): curve.tau.value
             for curve in self.curves
@@ -148,6 +148,13 @@ class Stability(Finding):
             x_label=self.unit,
             y_label="score",
         )
+
+
+def _whole(gap: float | None) -> float | int | None:
+    """Return a gap as the whole number of steps or tokens that it is."""
+    if gap is None or not gap.is_integer():
+        return gap
+    return int(gap)
 
 
 def find_stability(
