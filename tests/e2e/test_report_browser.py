@@ -191,6 +191,22 @@ def loading_work(page, address: str) -> float:
 # --- the report ---
 
 
+def test_results_of_a_task_in_folds_are_shown_fold_by_fold(page, tmp_path: Path):
+    folds = tuple(f"tickets#{fold}/3" for fold in (1, 2, 3))
+    store = make_store(tmp_path / "folds.db", models=("org/alpha-7b", "org/beta-7b"), tasks=folds)
+    page.goto(write_report(store, tmp_path / "folds.html").as_uri())
+    open_section(page, "cells")
+    page.locator("#cells .panel h3").wait_for()
+    names = page.locator("#cells [data-cell=task] option").all_inner_texts()
+    assert names == [f"tickets (fold {fold} of 3)" for fold in (1, 2, 3)]
+    page.locator("#cells [data-cell=task]").select_option(folds[1])
+    until(page, "document.querySelector('#cells .panel h3').innerText.includes('fold 2 of 3')")
+    # a link of a table names the whole task
+    page.evaluate("location.hash = '#cell=org%2Fbeta-7b/tickets/direct'")
+    until(page, "document.querySelector('#cells .panel h3').innerText.includes('beta-7b')")
+    assert "tickets (fold 1 of 3)" in page.locator("#cells .panel h3").inner_text()
+
+
 def test_the_report_opens_quickly_and_fits(any_page, report: str):
     page = any_page
     assert loading_work(page, report) < 30

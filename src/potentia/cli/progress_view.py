@@ -114,12 +114,9 @@ class ProgressView:
     def _describe_ended_cell(self, event_kind: str, payload: Mapping[str, Any]) -> list[str]:
         position = f"[{self.ended_cells}/{self.total_cells}]"
         task = TaskName(payload["task"])
-        words = str(task.whole)
-        if task.fold is not None:
-            words += " (fold {} of {})".format(*task.fold)
         protocol = Protocol(payload["protocol"]).label
         model = self._short_names.get(payload["row"], payload["row"])
-        cell = f"{position} {model} × {words}, {protocol}"
+        cell = f"{position} {model} × {task.label}, {protocol}"
         if event_kind == "failure":
             return self._describe_failure(cell, payload)
         if self._tests_one_example(payload["task"]):

@@ -26,7 +26,7 @@ from potentia.analysis.stats import interval_of_score
 from potentia.store import CellRecord, LaneRecord
 from potentia.values.findings import Interval, short_names
 from potentia.values.metric import Metric
-from potentia.values.protocol import Protocol, sort_protocols
+from potentia.values.protocol import Protocol, TaskName, sort_protocols
 from potentia.values.scores import ItemOutcome
 from potentia.values.selection import Selection
 from potentia.values.wording import set_signs_of_cell
@@ -293,11 +293,12 @@ def has_details(report_data: ReportData) -> bool:
 
 def cells_context(report_data: ReportData, answer: Answer) -> dict[str, Any]:
     """Return what the browser of single cells needs: which there are, and for a file what they hold, by model."""
-    models, tasks = list_models_and_tasks(report_data)
+    models, _ = list_models_and_tasks(report_data)
+    tasks = list_tasks_of_cells(report_data)
     shown_models = list_shown_models(report_data, answer)
 
     def make_index(board_url: str) -> dict[str, Any]:
-        """Return for every protocol and model a row of noughts and ones over the tasks."""
+        """Return for every protocol and model a row of noughts and ones over the tasks, folds apart."""
         existing = {(cell.protocol, cell.model, cell.task) for cell in report_data.cells}
         model_names = models if board_url else shown_models
         protocols = sort_protocols(dict.fromkeys(cell.protocol for cell in report_data.cells))
@@ -311,6 +312,8 @@ def cells_context(report_data: ReportData, answer: Answer) -> dict[str, Any]:
         return {
             "models": model_names,
             "tasks": tasks,
+            "labels": [task.label for task in tasks],
+            "wholes": [task.whole for task in tasks],
             "protocols": [{"name": protocol, "label": protocol.label} for protocol in protocols],
             "there": rows_by_protocol,
             "main": report_data.ranking_protocol,
@@ -331,6 +334,18 @@ def cells_context(report_data: ReportData, answer: Answer) -> dict[str, Any]:
         return cells_by_model
 
     return {"by_model": collect_cells, "index": make_index, "per_cell": report_data.items_per_cell}
+
+
+def list_tasks_of_cells(report_data: ReportData) -> list[TaskName]:
+    """Return the tasks that the cells are of, in the order of the matrices: of a task in folds every fold."""
+    _, tasks = list_models_and_tasks(report_data)
+    position_by_task = {task: position for position, task in enumerate(tasks)}
+
+    def order(task: TaskName) -> tuple[int, tuple[int, int], str]:
+        position = position_by_task.get(task, position_by_task.get(task.whole, len(tasks)))
+        return position, task.fold or (0, 0), task
+
+    return sorted({TaskName(cell.task) for cell in report_data.cells}, key=order)
 
 
 def list_models_and_tasks(report_data: ReportData) -> tuple[list[str], list[str]]:
@@ -442,6 +457,7 @@ def cell_payload(
         "key": cell.key,
         "model": cell.model,
         "task": cell.task,
+        "task_label": TaskName(cell.task).label,
         "protocol": cell.protocol,
         "metric": cell.metric,
         "created": cell.created,

@@ -172,6 +172,14 @@ class TaskName(str):
         return int(match[2]), int(match[3])
 
     @property
+    def label(self) -> str:
+        """The name as people say it: of a fold ``tickets (fold 1 of 5)``."""
+        if self.fold is None:
+            return str(self)
+        number, count = self.fold
+        return f"{self.whole} (fold {number} of {count})"
+
+    @property
     def base(self) -> str:
         """The name without prompt form and fold."""
         return self.whole.partition(":")[0]

@@ -150,6 +150,18 @@ def test_a_cell_with_lanes_and_items(board: TestClient):
     assert board.get(f"/api/cells/{key}/items", params={"query": "(59)"}).json()["total"] == 1
 
 
+def test_a_table_leads_to_the_first_fold_of_a_task_in_folds(tmp_path: Path):
+    folds = ("tickets#1/2", "tickets#2/2")
+    store = make_store(tmp_path / "folds.db", models=("a/one", "a/two"), tasks=folds)
+    app = create_app(str(store), executor=ThreadPoolExecutor(1))
+    with TestClient(app, base_url="http://127.0.0.1", headers={"accept": "text/html"}) as client:
+        address = f"/studies/{STUDY}/cell?model=a/two&task=tickets&protocol=direct"
+        found = client.get(address)
+        assert found.status_code == 200
+        assert "tickets#1/2" in found.text
+        assert client.get(address.replace("task=tickets", "task=other")).status_code == 404
+
+
 def test_what_is_not_there_is_404(board: TestClient):
     for path in (
         "/nothing",

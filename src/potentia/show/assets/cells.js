@@ -76,7 +76,7 @@
   };
 
   P.renderCell = (panel, cell, { itemsUrl = "" } = {}) => {
-    const parts = [P.make("h3", { text: `${cell.model} on ${cell.task}, ${P.protocol(cell.protocol)}` })];
+    const parts = [P.make("h3", { text: `${cell.model} on ${cell.task_label || cell.task}, ${P.protocol(cell.protocol)}` })];
     const error = cell.error ? ` ${cell.error}, 95 % interval,` : "";
     const gain = cell.gain === null || cell.gain === undefined ? "" : ` Before fine-tuning ${P.show(cell.direct)}: a gain of ${cell.gain > 0 ? "+" : ""}${P.show(cell.gain)}.`;
     parts.push(P.make("p", { class: "headline small", text: `${cell.metric} ${P.show(cell.value)}${error} on ${P.show(cell.n)} test examples.${gain}` }));
@@ -114,7 +114,12 @@
   const start = async () => {
     const index = await P.load(document.getElementById("cells-index"));
     const parts = new Map([...box.querySelectorAll("script.cells-data")].map((node) => [node.dataset.label, node]));
-    const has = (protocol, model, task) => index.there[protocol][index.models.indexOf(model)][index.tasks.indexOf(task)] === "1";
+    const has = (protocol, model, task) => {
+      const row = (index.there[protocol] || [])[index.models.indexOf(model)] || "";
+      return row[index.tasks.indexOf(task)] === "1";
+    };
+    /* A link from a table names the whole task; its first fold answers. */
+    const cellTask = (protocol, model, name) => index.tasks.find((task, k) => (task === name || index.wholes[k] === name) && has(protocol, model, task));
     const fill = (name, values) => {
       const select = part(name);
       const old = select.value;
@@ -124,7 +129,7 @@
     const names = index.protocols.map((p) => p.name);
     const narrow = () => {
       const model = part("model").value;
-      fill("task", index.tasks.filter((task) => names.some((p) => has(p, model, task))).map((task) => [task, task]));
+      fill("task", index.tasks.filter((task) => names.some((p) => has(p, model, task))).map((task) => [task, index.labels[index.tasks.indexOf(task)]]));
       const task = part("task").value;
       fill("protocol", index.protocols.filter((p) => has(p.name, model, task)).map((p) => [p.name, p.label]));
     };
@@ -156,8 +161,9 @@
     };
     const fromHash = () => {
       const asked = /^#cell=(.+)$/.exec(location.hash);
-      const [model, task, protocol] = asked ? asked[1].split("/").map(decodeURIComponent) : [];
-      if (!names.includes(protocol) || !index.models.includes(model) || !index.tasks.includes(task) || !has(protocol, model, task)) return;
+      const [model, name, protocol] = asked ? asked[1].split("/").map(decodeURIComponent) : [];
+      const task = cellTask(protocol, model, name);
+      if (task === undefined) return;
       choose(model, task, protocol);
       show();
       document.querySelector("#cells details.section").open = true;

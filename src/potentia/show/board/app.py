@@ -35,6 +35,7 @@ from potentia.show.board.snapshot import SnapshotCache, StudySnapshot, make_snap
 from potentia.show.page import SCRIPTS, STYLES, asset, environment
 from potentia.store import Store
 from potentia.timing import format_duration
+from potentia.values.protocol import TaskName
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -170,15 +171,12 @@ def make_pages(board: BoardState) -> APIRouter:
     ) -> HTMLResponse:
         record = await run_in_threadpool(board.require_study, study)
         find_cells = partial(
-            board.store.cells.read,
-            study=record.key,
-            model=model,
-            task=task,
-            protocol=protocol,
-            limit=1,
+            board.store.cells.read, study=record.key, model=model, protocol=protocol
         )
-        cells = await run_in_threadpool(find_cells)
-        cell = require_or_404(next(iter(cells), None), "there is no such result")
+        cells = sorted(await run_in_threadpool(find_cells), key=lambda cell: cell.task)
+        # a table names the whole task: its first fold answers
+        of_task = [cell for cell in cells if task in (cell.task, TaskName(cell.task).whole)]
+        cell = require_or_404(next(iter(of_task), None), "there is no such result")
         return await show_cell(study, cell.key)
 
     @pages.get("/studies/{study}/{section}")
