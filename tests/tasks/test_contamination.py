@@ -33,6 +33,25 @@ def test_planted_twins_are_found(tmp_path: Path) -> None:
     assert overlap.train_ids == {*range(7), 50}
 
 
+def test_a_question_that_all_share_is_no_leak(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    order = "Which of the two claims below is true of the person that it names, by all you know?"
+
+    def claims(count: int) -> list[dict]:
+        return [
+            {"question": order, "choices": [words(rng, 3), words(rng, 3)], "answer": 0}
+            for _ in range(count)
+        ]
+
+    train, test = claims(60), claims(30)
+    test[0]["choices"] = train[0]["choices"][::-1]  # what is shown is the same in another order
+    for split, rows in (("train", train), ("validation", test[:1]), ("test", test)):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    overlap = tasks.measure_overlap(tasks.load(str(tmp_path), drop_overlap=False))
+    assert (overlap.train_exact, overlap.test_exact) == (1, 1)
+    assert (overlap.train_ngram, overlap.test_ngram) == (0, 0)
+
+
 def test_short_documents_have_no_runs(tmp_path: Path) -> None:
     rows = [
         {"question": f"what is {i} plus one?", "choices": ["a", "b"], "answer": 0}

@@ -165,8 +165,9 @@ def _show_task(options: TaskOptions, task_name: str) -> None:
     print_lines(*task.notes)
     for prompt_number, prompt in enumerate(prompts, start=1):
         _print_prompt(prompt_number, prompt)
+    has_choices = bool(prompts and prompts[0].choices and not task.labels)
     shared = (
-        ("the same question", overlap.train_exact, overlap.test_exact),
+        ("the same question and choices" if has_choices else "the same question", overlap.train_exact, overlap.test_exact),
         ("a run of 13 words", overlap.train_ngram, overlap.test_ngram),
     )
     print_table(

@@ -31,9 +31,10 @@ _WORD = re.compile(r"\w+")
 class Overlap:
     """How many training and test documents there are, and how many of each are repeated on the other side.
 
-    A document is repeated exactly if another asks the same, without case and punctuation. It is repeated as an n-gram
-    if any text column shares thirteen words in a row with any of another document; the prompt's own wording plays no
-    part.
+    A document is repeated exactly if another asks the same and offers the same choices, in any order, without case and
+    punctuation: a question that all of a task's examples share tells nothing. It is repeated as an n-gram if any text
+    column shares thirteen words in a row with any of another document; the prompt's own wording plays no part, nor do
+    words that every test document has.
     """
 
     train: int
@@ -57,16 +58,18 @@ def measure_overlap(task: Task) -> Overlap:
     """Return how many documents of a task's train and test splits repeat each other."""
     train_documents = task.documents("train")
     test_documents = task.documents("test")
-    train_questions = [normalise_words(text) for text in task.question_texts(train_documents)]
-    test_questions = [normalise_words(text) for text in task.question_texts(test_documents)]
-    asked_in_train = set(train_questions) - {""}
-    asked_in_test = set(test_questions) - {""}
+    train_keys = _identify_documents(task, train_documents)
+    test_keys = _identify_documents(task, test_documents)
+    keys_of_train = set(train_keys) - {""}
+    keys_of_test = set(test_keys) - {""}
     exact_ids = []
-    for document, question in zip(train_documents, train_questions, strict=True):
-        if question in asked_in_test:
+    for document, key in zip(train_documents, train_keys, strict=True):
+        if key in keys_of_test:
             exact_ids.append(document.id)
     ngrams_by_test_document = [_hash_ngrams(document) for document in test_documents]
     test_ngrams: set[int] = set().union(*ngrams_by_test_document)
+    if len(test_documents) > 1:
+        test_ngrams -= set.intersection(*ngrams_by_test_document)
     shared_ngrams: set[int] = set()
     ngram_ids = []
     for document in train_documents:
@@ -78,11 +81,19 @@ def measure_overlap(task: Task) -> Overlap:
         train=len(train_documents),
         test=len(test_documents),
         train_exact=len(exact_ids),
-        test_exact=sum(question in asked_in_train for question in test_questions),
+        test_exact=sum(key in keys_of_train for key in test_keys),
         train_ngram=len(ngram_ids),
         test_ngram=sum(not ngrams.isdisjoint(shared_ngrams) for ngrams in ngrams_by_test_document),
         train_ids=frozenset(exact_ids) | frozenset(ngram_ids),
     )
+
+
+def _identify_documents(task: Task, documents: Sequence[TaskDocument]) -> list[str]:
+    """Return what is shown of each document, question and sorted choices, without case and punctuation."""
+    keys = []
+    for question, *choices in task.identifying_texts(documents):
+        keys.append(normalise_words("\n".join([question, *sorted(choices)])))
+    return keys
 
 
 def _hash_ngrams(document: TaskDocument) -> set[int]:
