@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.analysis.benchmark import Classification
 from potentia.analysis.planning import ModelChoice
-from potentia.errors import InputError, StudyError
+from potentia.errors import InputError, PotentiaError, StudyError
 from potentia.evidence import read
 from potentia.extras import Extra, require_extra
 from potentia.files import write_file
@@ -37,6 +37,7 @@ from potentia.integrations import (
     read_note,
 )
 from potentia.run import Race, load_tasks, parse_budget
+from potentia.run.select import NoCandidateError
 from potentia.show import make_report, save_report
 from potentia.store import Store
 from potentia.study import Study, read_study
@@ -45,6 +46,7 @@ from potentia.values.baselines import Baseline
 if TYPE_CHECKING:
     import pandas as pd
 
+    from potentia.analysis.planning import Trust
     from potentia.run.select import Report, Watch
     from potentia.store import CellRecord
 
@@ -222,8 +224,46 @@ def select(
     race = Race(
         whole_study, seconds, report=report, report_note=report_note, watch=watch, workers=workers
     )
-    choice = race.run()
+    try:
+        choice = race.run()
+    except NoCandidateError as error:
+        classifier = _export_classifier_alone(race, folder)
+        if classifier is None:
+            raise
+        raise ClassifierOnlyError(error, race, classifier) from error
     return _export(race, choice, folder)
+
+
+class ClassifierOnlyError(PotentiaError):
+    """No candidate could be scored or tuned, and a classifier on words is there to use in their place."""
+
+    def __init__(self, error: NoCandidateError, race: Race, classifier: Path) -> None:
+        accuracy = race.baselines[Baseline.TFIDF]
+        self.answer = (
+            f"Use {Baseline.TFIDF.label} (accuracy {accuracy:.3f}): no candidate gave a result."
+        )
+        super().__init__(f"{error.message}. {self.answer}", hint=error.hint)
+        self.problems = error.problems  # by model
+        self.classifier = classifier  # the folder that ``predict`` takes
+        self.accuracy = accuracy
+
+
+def _export_classifier_alone(race: Race, folder: Path) -> Path | None:
+    """Write the classifier on words where no candidate gave a result; None where it is no better than one label."""
+    accuracy = race.baselines.get(Baseline.TFIDF)
+    if accuracy is None or accuracy <= race.baselines.get(Baseline.MAJORITY, 0.0):
+        return None
+    folds = load_tasks(race.study).by_name
+    temperature, threshold = _calibration(race.measure_words_trust(folds))
+    return export_classifier(
+        next(iter(folds.values())),
+        folder / "classifier",
+        accuracy=accuracy,
+        tested_folds=len(folds),
+        replace=True,
+        temperature=temperature,
+        threshold=threshold,
+    )
 
 
 def _export(race: Race, choice: ModelChoice, folder: Path) -> SelectedModel:
@@ -231,11 +271,7 @@ def _export(race: Race, choice: ModelChoice, folder: Path) -> SelectedModel:
 
     They replace those of an earlier selection in the same folder.
     """
-    temperature = 1.0
-    threshold = None
-    if choice.trust is not None:
-        temperature = choice.trust.temperature
-        threshold = choice.trust.threshold
+    temperature, threshold = _calibration(choice.trust)
     refitted = race.refitted
     location = race.study.store if refitted is None else refitted.store
     with Store.open(location, readonly=True) as store:
@@ -268,17 +304,29 @@ def _export(race: Race, choice: ModelChoice, folder: Path) -> SelectedModel:
     if classification is not None and Baseline.TFIDF in classification.baselines:
         task = next(iter(load_tasks(race.study).by_name.values()))
         accuracy = classification.baselines[Baseline.TFIDF]["acc"]
+        word_temperature, word_threshold = _calibration(choice.words_trust)
         classifier = export_classifier(
             task,
             folder / "classifier",
             accuracy=accuracy,
             tested_folds=classification.folds,
             replace=True,
+            temperature=word_temperature,
+            threshold=word_threshold,
         )
     embedding_classifier = None
     if classification is not None and choice.uses_baseline:
-        embedding_classifier = _export_embedding_classifier(race, classification, folder)
+        embedding_classifier = _export_embedding_classifier(
+            race, classification, folder, choice.classifier_trust
+        )
     return SelectedModel(choice, race.study, race.last, adapter, classifier, embedding_classifier)
+
+
+def _calibration(trust: Trust | None) -> tuple[float, float | None]:
+    """Return the temperature and the threshold of probabilities; 1 and None where they are not known."""
+    if trust is None:
+        return 1.0, None
+    return trust.temperature, trust.threshold
 
 
 def _replace_baselines(cell: CellRecord, classification: Classification | None) -> CellRecord:
@@ -293,13 +341,14 @@ def _replace_baselines(cell: CellRecord, classification: Classification | None) 
 
 
 def _export_embedding_classifier(
-    race: Race, classification: Classification, folder: Path
+    race: Race, classification: Classification, folder: Path, trust: Trust | None
 ) -> Path | None:
     """Write the classifier on frozen embeddings, fitted on all rows, if it is best; return its folder, else None."""
     model = classification.best_embedding_model
     if model is None or race.cheap_classifiers is None:
         return None
     test = next(test for test in classification.models if test.model == model)
+    temperature, threshold = _calibration(trust)
     classifier = race.cheap_classifiers.fit(model, load_tasks(race.study).by_name)
     return export_embedding_classifier(
         classifier,
@@ -309,6 +358,8 @@ def _export_embedding_classifier(
         accuracy=test.frozen["acc"],
         tested_folds=classification.folds,
         replace=True,
+        temperature=temperature,
+        threshold=threshold,
     )
 
 

@@ -219,6 +219,27 @@ def test_the_classifier_can_be_taken_away(world: Path, answered: Result, tmp_pat
     assert "e-" not in lines[1]
 
 
+def test_what_is_to_be_used_has_a_threshold(
+    world: Path, answered: Result, tmp_path: Path
+) -> None:
+    file = world / "tickets.csv"
+    for folder in ("classifier", "adapter"):
+        note = json.loads((world / "selected" / folder / "potentia.json").read_text())
+        card = (world / "selected" / folder / "README.md").read_text("utf-8")
+        has_threshold = note["threshold"] is not None
+        assert ("a person should look" in card) is has_threshold
+        predictions = potentia.predict(world / "selected" / folder, file, device="cpu")
+        assert ("unsure" in predictions.records()[0]) is has_threshold
+    value = json.loads(select(world, "-o", world / "selected", "--json").stdout)
+    assert value["words_trust"]["rows"] == ROWS
+    classifier_note = json.loads((world / "selected" / "classifier" / "potentia.json").read_text())
+    assert classifier_note["temperature"] == pytest.approx(value["words_trust"]["temperature"])
+    assert (value["classifier_trust"] is not None) is value["answer"].startswith("None of")
+    if value["classifier_trust"] is not None:
+        told = ("Send predictions of TF-IDF", "a wrong answer from TF-IDF", "probabilities of TF-IDF")
+        assert any(words in answered.stdout for words in told)
+
+
 def test_a_selection_from_python(world: Path, answered: Result) -> None:
     models = sorted(str(path) for path in (world / "zoo").iterdir())
     recipe = world / "recipe.yaml"
@@ -390,6 +411,28 @@ def test_an_edited_file_has_results_of_its_own(
         assert chosen.choice.classification is not None
         frozen = [test.frozen["acc"] * count for test in chosen.choice.classification.models]
         assert frozen == pytest.approx([round(right) for right in frozen])
+
+
+def test_where_no_candidate_knows_the_words_the_classifier_is_the_answer(
+    world: Path, tmp_path: Path
+) -> None:
+    rows = [(f"Rechnung{k} Zahlung doppelt", "Kasse") for k in range(40)]
+    rows += [(f"Paket{k} Versand fehlt", "Lager") for k in range(30)]
+    file = ticket_files.write(world / "german.csv", rows)
+    result = select(world, "-o", tmp_path / "s", "--folds", 3, data=file.name)
+    assert result.exit_code == 1
+    first = next(line for line in result.stdout.splitlines() if line.strip())
+    assert first.startswith("Use TF-IDF + logistic regression (accuracy 1.000)")
+    assert "hardly any of the words" in result.stdout
+    assert result.stderr.count("failed:") == 2  # once a model
+    written = tmp_path / "p.csv"
+    words = ("predict", tmp_path / "s" / "classifier", file, "-o", written)
+    predicted = CliRunner().invoke(app, [str(word) for word in words])
+    assert predicted.exit_code == 0, (predicted.output, predicted.exception)
+    assert "Accuracy 1.000 on 70 labelled rows" in predicted.stdout
+    as_json = json.loads(select(world, "-o", tmp_path / "s", "--json", data=file.name).stdout)
+    assert as_json["predictor"].endswith("classifier")
+    assert len(as_json["problems"]) == 2
 
 
 def test_encoders_alone_need_labels(world: Path, tmp_path: Path) -> None:

@@ -134,7 +134,10 @@ class ProgressView:
         return task is not None and len(task.documents("test")) == 1
 
     def _describe_failure(self, cell: str, payload: Mapping[str, Any]) -> list[str]:
-        failure = (payload["row"], payload["reason"])
+        task = TaskName(payload["task"])
+        # the folds of a task fail for one reason, with other numbers in it
+        what = payload["reason"] if task.fold is None else task.whole
+        failure = (payload["row"], what)
         if failure in self._reported_failures:
             return []
         self._reported_failures.add(failure)

@@ -41,6 +41,7 @@ from potentia.cli.output import (
     print_tables_and_sentences,
 )
 from potentia.extras import Extra
+from potentia.values.baselines import Baseline
 from potentia.values.findings import Table, short_names
 
 if TYPE_CHECKING:
@@ -142,6 +143,9 @@ def select(options: SelectOptions) -> None:
             report_note=print_note,
             watch=partial(watch_study, budget_end=_find_budget_end(options.budget)),
         )
+    except potentia.selection.ClassifierOnlyError as error:
+        _print_classifier_alone(error, options)
+        raise typer.Exit(1) from None  # results failed
     except KeyboardInterrupt:
         print_stopped(str(options.output / "select.db"))
         raise typer.Exit(130) from None
@@ -151,6 +155,29 @@ def select(options: SelectOptions) -> None:
         _print_selection(selected, options.output)
     if selected.choice.failed:
         raise typer.Exit(1)
+
+
+def _print_classifier_alone(
+    error: potentia.selection.ClassifierOnlyError, options: SelectOptions
+) -> None:
+    """Say that no candidate gave a result, why, and what to use in their place."""
+    if options.as_json:
+        print_json(
+            {
+                "answer": error.answer,
+                "use": Baseline.TFIDF.label,
+                "accuracy": error.accuracy,
+                "predictor": str(error.classifier),
+                "problems": error.problems,
+            }
+        )
+        return
+    console.print()
+    problems = zip(short_names(list(error.problems)), error.problems.values(), strict=True)
+    sentences = [f"{name} failed: {problem}." for name, problem in problems]
+    print_tables_and_sentences((), sentences, error.answer)
+    console.print()
+    print_lines(f"Predict: potentia predict {shlex.quote(str(error.classifier))} FILE.csv")
 
 
 def _find_budget_end(budget: str | None) -> float | None:

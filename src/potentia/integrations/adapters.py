@@ -118,7 +118,14 @@ def export_adapter(
     with atomic_folder(folder, replace=replace) as draft:
         for file in stored.iterdir() if stored is not None else ():
             shutil.copy2(file, draft / file.name)
-        card_text = adapter_card(cell, base.source, lines, str(folder), tested_folds=tested_folds)
+        card_text = adapter_card(
+            cell,
+            base.source,
+            lines,
+            str(folder),
+            tested_folds=tested_folds,
+            threshold=threshold,
+        )
         (draft / "README.md").write_text(card_text, encoding="utf-8")
         note_file = draft / ADAPTER_NOTE
         note = json.loads(note_file.read_text(encoding="utf-8")) if note_file.exists() else {}
@@ -278,9 +285,19 @@ def _render_classifier_card(
 
 
 def export_classifier(
-    task: Task, folder: Path, *, accuracy: float, tested_folds: int = 1, replace: bool = False
+    task: Task,
+    folder: Path,
+    *,
+    accuracy: float,
+    tested_folds: int = 1,
+    replace: bool = False,
+    temperature: float = 1.0,
+    threshold: float | None = None,
 ) -> Path:
-    """Write a TF-IDF classifier, fitted on all rows, with a card and ``potentia.json``, which ``predict`` reads."""
+    """Write a TF-IDF classifier, fitted on all rows, with a card and ``potentia.json``, which ``predict`` reads.
+
+    ``predict`` divides its log-probabilities by ``temperature``; rows below ``threshold`` are marked unsure.
+    """
     from potentia.tasks import fit_linear_classifier
 
     classifier = fit_linear_classifier(task, on_all=True)
@@ -291,6 +308,8 @@ def export_classifier(
         "asked": description.to_dict(),
         "metric": "acc",
         "score": accuracy,
+        "temperature": temperature,
+        "threshold": threshold,
     }
     card = _render_classifier_card(
         replace_fields(description, baselines={}),
@@ -300,6 +319,7 @@ def export_classifier(
         metric="acc",
         score=accuracy,
         tested_folds=tested_folds,
+        threshold=threshold,
     )
     with atomic_folder(folder, replace=replace) as draft:
         (draft / "README.md").write_text(card, encoding="utf-8")
@@ -318,10 +338,13 @@ def export_embedding_classifier(
     accuracy: float,
     tested_folds: int = 1,
     replace: bool = False,
+    temperature: float = 1.0,
+    threshold: float | None = None,
 ) -> Path:
     """Write a classifier on the embeddings of a model, with a card and ``potentia.json``, which ``predict`` reads.
 
-    ``cell`` is its result on a fold: it says which model the embeddings are of, and how the task is asked.
+    ``cell`` is its result on a fold: it says which model the embeddings are of, and how the task is asked. ``predict``
+    divides its log-probabilities by ``temperature``; rows below ``threshold`` are marked unsure.
     """
     model = cell.provenance.model
     source = locate_model(str(model.source))
@@ -332,6 +355,8 @@ def export_embedding_classifier(
         "asked": cell.provenance.task.to_dict(),
         "metric": "acc",
         "score": accuracy,
+        "temperature": temperature,
+        "threshold": threshold,
     }
     card = _render_classifier_card(
         cell.provenance.task,
@@ -341,6 +366,7 @@ def export_embedding_classifier(
         metric="acc",
         score=accuracy,
         tested_folds=tested_folds,
+        threshold=threshold,
     )
     with atomic_folder(folder, replace=replace) as draft:
         (draft / "README.md").write_text(card, encoding="utf-8")
@@ -385,7 +411,13 @@ def render_loading_lines(
 
 
 def adapter_card(
-    cell: CellRecord, base_model: str, lines: tuple[str, ...], folder: str, *, tested_folds: int = 0
+    cell: CellRecord,
+    base_model: str,
+    lines: tuple[str, ...],
+    folder: str,
+    *,
+    tested_folds: int = 0,
+    threshold: float | None = None,
 ) -> str:
     """Return the card of an adapter: its base, what it was tuned on and how, what it scores, how to ask it."""
     from huggingface_hub import ModelCard
@@ -410,6 +442,7 @@ def adapter_card(
         score=cell.score,
         interval=_describe_interval(cell.score),
         tested_folds=tested_folds,
+        threshold=threshold,
         chosen=cell.selection,
         used=task.used_by_split(),
         beside=other_scores,

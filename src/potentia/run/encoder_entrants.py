@@ -223,7 +223,7 @@ class CheapClassifiers:
             store.studies.open(named.name, self.key, named.model_dump(mode="json"))
 
     def test_words(self, folds: Mapping[str, Task]) -> None:
-        """Test TF-IDF with logistic regression, where the candidates' results have it with fewer examples."""
+        """Test TF-IDF with logistic regression, and store its probabilities: a threshold is chosen by them."""
         stored = {cell.task for cell in self._read_cells(Baseline.TFIDF, folds)}
         for fold_name, task in folds.items():
             if fold_name not in stored:

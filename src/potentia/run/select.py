@@ -26,8 +26,10 @@ from potentia.analysis.benchmark import find_classification
 from potentia.analysis.planning import (
     CandidateStanding,
     ModelChoice,
+    answers_from_items,
     find_selection,
     find_smaller_model,
+    measure_trust,
 )
 from potentia.analysis.rankings import build_scoreboard
 from potentia.analysis.stats import select_survivors
@@ -58,6 +60,7 @@ from potentia.values.scores import Score
 from potentia.values.selection_studies import SelectionPart, SelectionStudy
 
 if TYPE_CHECKING:
+    from potentia.analysis.planning import TestedAnswer, Trust
     from potentia.run.encoder_entrants import CheapClassifiers, EncoderEntrants
     from potentia.store import CellRecord, Store
     from potentia.study import Price
@@ -106,6 +109,16 @@ class RefittedModel:
     folds: int = 0
 
 
+class NoCandidateError(PotentiaError):
+    """No candidate could be scored or tuned; ``problems`` says why, by model."""
+
+    def __init__(
+        self, message: str, problems: Mapping[str, str], *, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.problems = dict(problems)
+
+
 class BudgetOverError(PotentiaError):
     """The budget ended before a round did."""
 
@@ -139,6 +152,7 @@ class Race:
     candidates: tuple[ModelSpec, ...] = field(init=False, default=())  # encoders among them
     encoders: EncoderEntrants | None = field(init=False, default=None)
     cheap_classifiers: CheapClassifiers | None = field(init=False, default=None)
+    baselines: dict[Baseline, float] = field(init=False, default_factory=dict)  # accuracies
     _final_round_was_cut: bool = field(init=False, default=False)  # before all models ended it
 
     def __post_init__(self) -> None:
@@ -251,6 +265,7 @@ class Race:
             for baseline, values in compute_baselines(task).items():
                 share = len(task.documents("test")) / examples
                 scores[baseline] = scores.get(baseline, 0.0) + share * values["acc"]
+        self.baselines = scores
         if scores:
             listed = ", ".join(
                 f"{baseline.label} {accuracy:.3f}" for baseline, accuracy in scores.items()
@@ -646,7 +661,9 @@ class Race:
             if not self.problems:
                 raise PotentiaError(message)
             model, problem = next(iter(self.problems.items()))
-            raise PotentiaError(f"{message}: {problem}", hint=self.hints.get(model))
+            raise NoCandidateError(
+                f"{message}: {problem}", self.problems, hint=self.hints.get(model)
+            )
         return FinishedRound(study_plan, train, finished, len(fold_names))
 
     def _read_round(
@@ -717,12 +734,8 @@ class Race:
             return
         self.cheap_classifiers = CheapClassifiers(self.study, self.candidates, task.fingerprint)
         self._register_final_round()  # the study of these was opened just now
-        trained_examples = math.inf
-        if self.final_round is not None:
-            trained_examples = self.final_round.train_examples
-        if trained_examples < len(task.documents("train")):
-            self.cheap_classifiers.test_words(folds)
-            self._register_final_round()
+        self.cheap_classifiers.test_words(folds)
+        self._register_final_round()
         if sum(len(fold.documents("test")) for fold in folds.values()) > MOST_EMBEDDED:
             return
         has_time = self._seconds_left() >= self.direct_seconds  # about as long as these took
@@ -743,6 +756,16 @@ class Race:
                 for name, accuracy in zip(names, accuracies.values(), strict=True)
             )
             self.report_note(f"Frozen embeddings + logistic regression (accuracy): {listed}.")
+
+    def measure_words_trust(self, folds: Mapping[str, Task]) -> Trust | None:
+        """Return how far the probabilities of the classifier on words can be trusted, by the rows of these folds."""
+        from potentia.run.encoders import classify_words, grade_logprobs
+
+        answers: list[TestedAnswer] = []
+        for fold, task in enumerate(folds.values()):
+            outcomes = grade_logprobs(task, classify_words(task))
+            answers += answers_from_items(outcomes, "acc", fold)
+        return measure_trust(answers)
 
     def _register_final_round(self) -> None:
         """Open the study of the answer once more: reports show the study that was opened last."""
@@ -861,7 +884,8 @@ class Race:
         """Say why no encoder reached the end."""
         if self.problems:
             model, problem = next(iter(self.problems.items()))
-            return PotentiaError(f"no encoder could be fine-tuned: {problem}", hint=f"see {model}")
+            message = f"no encoder could be fine-tuned: {problem}"
+            return NoCandidateError(message, self.problems, hint=f"see {model}")
         needed = format_time(seconds_per_fold)
         return PotentiaError(
             f"the budget of {format_time(self.budget or 0.0)} ended before one fold was fine-tuned",
@@ -994,7 +1018,11 @@ class Race:
         standings.sort(key=_standing_order)
         classifications = find_classification(evidence, best_model=ranking.first)
         parameters = {standing.model: standing.parameters for standing in standings}
-        selection = find_selection(evidence, ranking.first, seed=self.study.seed)
+        classification = classifications[0] if classifications else None
+        selection = find_selection(
+            evidence, ranking.first, classification=classification, seed=self.study.seed
+        )
+        uses_classifier = selection is not None and bool(selection.classifier)
         return ModelChoice(
             task=TaskName(task.name).whole,
             metric=task.metric,
@@ -1006,10 +1034,13 @@ class Race:
             test_examples=standings[0].examples,
             standings=tuple(standings),
             notes=tuple(self.notes),
-            classification=classifications[0] if classifications else None,
+            classification=classification,
             curve=None if selection is None else selection.curve,
             smaller=find_smaller_model(ranking, parameters),
-            trust=None if selection is None else selection.trust,
+            trust=None if selection is None else selection.candidate_trust,
+            classifier_trust=selection.trust if selection and uses_classifier else None,
+            words_trust=None if selection is None else selection.words_trust,
+            no_trust="" if selection is None else selection.no_trust,
             price=self._find_price(),
             seeds=scoreboard.seeds,
         )

@@ -207,13 +207,12 @@ def _only_labelled_test(report_data: ReportData, scoreboard: Scoreboard) -> Clas
 
 def _sentences_on_selection(report_data: ReportData, scoreboard: Scoreboard) -> list[str]:
     """Say what more labels would change and what to check, where the store is that of a selection."""
-    selection = find_selection(report_data.evidence, scoreboard.ranking.first)
-    if selection is None:
-        return []
-    labelled_test = _only_labelled_test(report_data, scoreboard)
-    if labelled_test is not None and labelled_test.verdict is BaselineVerdict.LOSES:
-        selection = replace(selection, trust=None)  # of a model that is not to be used
-    return selection.sentences()
+    selection = find_selection(
+        report_data.evidence,
+        scoreboard.ranking.first,
+        classification=_only_labelled_test(report_data, scoreboard),
+    )
+    return [] if selection is None else selection.sentences()
 
 
 def _sentences_on_tasks(report_data: ReportData) -> list[str]:

@@ -510,10 +510,14 @@ def classes_section(report_data: ReportData) -> Section | None:
 
 
 def more_labels_section(report_data: ReportData) -> Section | None:
-    """What more labels would change, and when not to trust the winner, where the store is that of a selection."""
+    """What more labels would change, and what a person should check, where the store is that of a selection."""
     if report_data.scoreboard is None:
         return None
-    finding = find_selection(report_data.evidence, report_data.scoreboard.ranking.first)
+    finding = find_selection(
+        report_data.evidence,
+        report_data.scoreboard.ranking.first,
+        classification=report_data.labelled[0] if len(report_data.labelled) == 1 else None,
+    )
     if finding is None or not finding.tables():
         return None
     first_table, *other_tables = finding.tables()

@@ -9,6 +9,7 @@ from potentia.analysis.planning import answers_from_items, measure_trust
 from potentia.analysis.planning.trust import (
     TestedAnswer,
     choose_threshold,
+    explain_no_trust,
     fit_temperature,
     hold_out_groups,
 )
@@ -46,6 +47,21 @@ def test_the_unsure_rows_go_to_a_person() -> None:
     assert 0.05 < trust.sent < 0.5
     assert 1 - trust.accuracy_above.value == pytest.approx(0.5 * (1 - trust.accuracy), abs=0.03)
     assert f" to a person ({100 * trust.sent:.0f} % of the rows): " in trust.sentence()
+
+
+def test_too_few_rows_are_told() -> None:
+    answers = draw_answers(12, 1.0)
+    assert measure_trust(answers) is None
+    assert explain_no_trust(answers) == (
+        "12 tested rows are too few to say which predictions a person should check."
+    )
+    assert explain_no_trust(draw_answers(60, 1.0)) == explain_no_trust([]) == ""
+
+
+def test_the_classifier_is_named_whose_predictions_are_to_be_checked() -> None:
+    trust = measure_trust(draw_answers(1500, 1.0))
+    assert trust is not None
+    assert trust.sentence("TF-IDF").startswith("Send predictions of TF-IDF with a probability")
 
 
 def test_probabilities_that_say_nothing_give_no_threshold() -> None:

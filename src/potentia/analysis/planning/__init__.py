@@ -14,5 +14,5 @@ from potentia.analysis.planning.learning_curve import (
 from potentia.analysis.planning.next_cells import CellCosts, NextCells, choose_cells
 from potentia.analysis.planning.selection import SelectionFinding, find_selection
 from potentia.analysis.planning.study_power import StudyPower, TestSize, estimate_study_power
-from potentia.analysis.planning.trust import Trust, answers_from_items, measure_trust
+from potentia.analysis.planning.trust import TestedAnswer, Trust, answers_from_items, measure_trust
 from potentia.analysis.rankings.task_curve import TaskCurve, measure_task_curve

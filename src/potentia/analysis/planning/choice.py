@@ -125,7 +125,10 @@ class ModelChoice(Finding):
     classification: Classification | None = None  # of labelled texts
     curve: LearningCurve | None = None  # what more labels would change
     smaller: SmallerModel | None = None
-    trust: Trust | None = None  # how far the winner's probabilities can be trusted
+    trust: Trust | None = None  # how far the probabilities of the best candidate can be trusted
+    classifier_trust: Trust | None = None  # those of the cheap classifier to use in its place
+    words_trust: Trust | None = None  # those of the classifier on words
+    no_trust: str = ""  # why there is no threshold for what is to be used
     price: Price | None = None  # of an hour of the machine
     seeds: SeedSpread | None = None  # how far another fine-tuning seed moves a score
 
@@ -187,11 +190,18 @@ class ModelChoice(Finding):
             sentences.append(self._smaller_sentence(self.smaller))
         if self.curve is not None:
             sentences.append(self.curve.sentence(self.best))
-        if self.trust is not None and not self.uses_baseline:
-            sentences.append(self.trust.sentence())
+        sentences.append(self._trust_sentence())
         if self.price is not None:
             sentences.append(self._cost_sentence(self.price))
         return [sentence for sentence in sentences if sentence]
+
+    def _trust_sentence(self) -> str:
+        """Say which predictions of what is to be used a person should check; empty where they have no probability."""
+        if self.uses_baseline and self.classification is not None:
+            if self.classifier_trust is None:
+                return self.no_trust
+            return self.classifier_trust.sentence(self.classification.best_baseline_label)
+        return self.no_trust if self.trust is None else self.trust.sentence()
 
     def answer(self) -> str:
         """Say the same in one paragraph."""

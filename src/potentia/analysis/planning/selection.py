@@ -7,15 +7,23 @@ The first round and the last are two sizes of training data, so a report on the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from potentia.analysis.benchmark.classification import BaselineVerdict, Classification
 from potentia.analysis.planning.learning_curve import (
     CurvePoint,
     LearningCurve,
     measure_learning_curve,
 )
-from potentia.analysis.planning.trust import Trust, answers_from_items, measure_trust
+from potentia.analysis.planning.trust import (
+    TestedAnswer,
+    Trust,
+    answers_from_items,
+    explain_no_trust,
+    measure_trust,
+)
+from potentia.values.baselines import Baseline
 from potentia.values.findings import Finding, Table
 from potentia.values.protocol import TRAIN_BEFORE_TEST
 from potentia.values.selection_studies import SelectionPart, SelectionStudy
@@ -27,12 +35,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SelectionFinding(Finding):
-    """What more labels would change, and how far the best model's probabilities can be trusted."""
+    """What more examples would change, and how far the probabilities of what is to be used can be trusted."""
 
     best: str
     curve: LearningCurve | None
-    trust: Trust | None
+    trust: Trust | None  # of the best candidate, or of the cheap classifier to use in its place
     basis: str = ""  # what the answer rests on, where the budget held no more than a trial
+    classifier: str = ""  # the cheap classifier to use, as people read it
+    no_trust: str = ""  # why there is no threshold
+    candidate_trust: Trust | None = None  # of the best candidate, whatever is to be used
+    words_trust: Trust | None = None  # of the classifier on words, whatever is to be used
 
     def sentences(self) -> list[str]:
         """Say what the answer rests on, and both."""
@@ -42,7 +54,9 @@ class SelectionFinding(Finding):
         if self.curve is not None:
             sentences.append(self.curve.sentence(self.best))
         if self.trust is not None:
-            sentences.append(self.trust.sentence())
+            sentences.append(self.trust.sentence(self.classifier))
+        elif self.no_trust:
+            sentences.append(self.no_trust)
         return sentences
 
     def tables(self) -> Sequence[Table]:
@@ -51,14 +65,24 @@ class SelectionFinding(Finding):
         if self.curve is not None:
             tables += self.curve.tables()
         if self.trust is not None:
-            tables += self.trust.tables()
+            for table in self.trust.tables():
+                title = f"{table.title}: {self.classifier}" if self.classifier else table.title
+                note = self.trust.sentence(self.classifier)
+                tables.append(replace(table, title=title, note=note))
         return tables
 
 
 def find_selection(
-    evidence: Evidence, best_model: str, *, seed: int = 0
+    evidence: Evidence,
+    best_model: str,
+    *,
+    classification: Classification | None = None,
+    seed: int = 0,
 ) -> SelectionFinding | None:
-    """Return what the store of a selection says beside its ranking; None where it is no selection."""
+    """Return what the store of a selection says beside its ranking; None where it is no selection.
+
+    ``classification`` is its test on labelled texts, by which a cheap classifier may be what to use.
+    """
     if not evidence.studies:
         return None
     latest = SelectionStudy.parse(evidence.studies[-1].name)
@@ -76,7 +100,69 @@ def find_selection(
     for store, _ in evidence.open_stores():
         first_cells += _read_round(store, first_round.name)
     curve = _measure_curve(evidence, first_cells, final_cells, seed=seed)
-    return SelectionFinding(best_model, curve, _measure_trust(evidence, final_cells, best_model))
+    of_best = [cell for cell in final_cells if cell.model == best_model]
+    best_answers = _read_answers(evidence, of_best)
+    tested_tasks = {cell.task for cell in of_best}
+    cheap = _CheapAnswers.read(evidence, latest, tested_tasks)
+    recommended = _find_recommended_classifier(classification)
+    answers = best_answers
+    classifier = ""
+    if classification is not None and recommended is not None:
+        answers = cheap.of(recommended)
+        classifier = classification.best_baseline_label
+    elif classification is not None and classification.verdict is BaselineVerdict.LOSES:
+        answers = []  # nothing is to be used yet
+    return SelectionFinding(
+        best_model,
+        curve,
+        measure_trust(answers),
+        classifier=classifier,
+        no_trust=explain_no_trust(answers),
+        candidate_trust=measure_trust(best_answers),
+        words_trust=measure_trust(cheap.of(Baseline.TFIDF)),
+    )
+
+
+def _find_recommended_classifier(classification: Classification | None) -> str | None:
+    """Return the cheap classifier to use, as its results name it; None where a candidate is to be used, or nothing."""
+    if classification is None or classification.verdict is not BaselineVerdict.LOSES:
+        return None
+    if classification.best_baseline is Baseline.TFIDF:
+        return Baseline.TFIDF
+    return classification.best_embedding_model
+
+
+@dataclass(frozen=True)
+class _CheapAnswers:
+    """What cheap classifiers answered to the tested rows, by their name: that of the model, of embeddings."""
+
+    answers_by_name: Mapping[str, Sequence[TestedAnswer]] = field(default_factory=dict)
+
+    @classmethod
+    def read(
+        cls, evidence: Evidence, selection: SelectionStudy, tasks: set[str]
+    ) -> _CheapAnswers:
+        """Return the answers to the rows of these tasks, or folds; those that not all of them have are left out."""
+        name = SelectionStudy(selection.selection, SelectionPart.EMBEDDINGS).name
+        cells_by_name: dict[str, list[CellRecord]] = {}
+        answers_by_name: dict[str, Sequence[TestedAnswer]] = {}
+        for store, _ in evidence.open_stores():
+            for cell in _read_round(store, name):
+                if cell.task in tasks:
+                    cells_by_name.setdefault(cell.model, []).append(cell)
+            for model, cells in cells_by_name.items():
+                if {cell.task for cell in cells} == tasks:
+                    answers: list[TestedAnswer] = []
+                    for fold, cell in enumerate(sorted(cells, key=lambda cell: cell.task)):
+                        answers += answers_from_items(
+                            store.cells.read_items(cell.key), "acc", fold
+                        )
+                    answers_by_name[model] = answers
+        return cls(answers_by_name)
+
+    def of(self, name: str) -> Sequence[TestedAnswer]:
+        """Return the answers of a classifier; none where it was not tested."""
+        return self.answers_by_name.get(name, ())
 
 
 def _describe_trial(evidence: Evidence) -> str:
@@ -136,10 +222,9 @@ def _measure_curve(
     )
 
 
-def _measure_trust(evidence: Evidence, cells: Sequence[CellRecord], model: str) -> Trust | None:
-    """Return how far a model's probabilities can be trusted, from the rows that it was tested on."""
-    answers = []
-    of_model = [cell for cell in cells if cell.model == model]
-    for fold, cell in enumerate(sorted(of_model, key=lambda cell: cell.task)):
+def _read_answers(evidence: Evidence, cells: Sequence[CellRecord]) -> list[TestedAnswer]:
+    """Return what a model answered to the rows that it was tested on, of its folds in their order."""
+    answers: list[TestedAnswer] = []
+    for fold, cell in enumerate(sorted(cells, key=lambda cell: cell.task)):
         answers += answers_from_items(evidence.items(cell.key), cell.metric, fold)
-    return measure_trust(answers)
+    return answers

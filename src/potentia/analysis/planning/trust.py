@@ -26,6 +26,7 @@ from potentia.values.scores import Floats, ItemOutcome
 
 TEMPERATURES = (0.05, 20.0)
 FEWEST_ROWS = 20  # tested rows from which on anything is said
+FEWEST_WRONG = 5  # wrong answers, from which on it is said that probabilities do not tell them from right ones
 GROUPS = 5  # in which rows are held out where there are no folds
 MOST_SENT = 0.5  # share of the rows that may go to a person
 BINS = 10
@@ -63,14 +64,23 @@ class Trust(Finding):
     sent: float  # share of the rows below it
     accuracy_above: Interval
 
-    def sentence(self) -> str:
-        """Say what to send to a person, and how right the rest is."""
+    def sentence(self, classifier: str = "") -> str:
+        """Say what to send to a person, and how right the rest is; ``classifier`` names whose predictions these are."""
+        whose = f" of {classifier}" if classifier else ""
         if self.threshold is None:
             if self.accuracy >= 1.0:
                 return "Every tested row was answered correctly: no need to send any to a person."
-            return "The probabilities do not tell right answers from wrong ones: check all of them, or none."
+            wrong = round(self.rows * (1.0 - self.accuracy))
+            if wrong < FEWEST_WRONG:
+                answered = f"{wrong} of {self.rows} tested rows got a wrong answer"
+                source = f" from {classifier}" if classifier else ""
+                return f"{answered}{source}: too few to choose a threshold by."
+            return (
+                f"The probabilities{whose} do not tell right answers from wrong ones:"
+                " check all of them, or none."
+            )
         return (
-            f"Send predictions with a probability below {self.threshold:.2f} to a person"
+            f"Send predictions{whose} with a probability below {self.threshold:.2f} to a person"
             f" ({format_percent(self.sent)} of the rows): {self.accuracy_above.value:.0%} of the others are right"
             f" ({self.accuracy_above.low:.0%} to {self.accuracy_above.high:.0%}),"
             f" against {self.accuracy:.0%} of all rows."
@@ -107,6 +117,15 @@ def answers_from_items(
             right = list(choices).index(outcome.gold)
             answers.append(TestedAnswer(tuple(logits), right, fold, outcome.cluster))
     return answers
+
+
+def explain_no_trust(answers: Sequence[TestedAnswer]) -> str:
+    """Say why there is no threshold where too few rows were tested; empty where there are enough, or none at all."""
+    clusters = _find_row_clusters(answers)
+    if not answers or (len(answers) >= FEWEST_ROWS and clusters.count >= GROUPS):
+        return ""
+    rows = "1 tested row is" if len(answers) == 1 else f"{len(answers)} tested rows are"
+    return f"{rows} too few to say which predictions a person should check."
 
 
 def measure_trust(answers: Sequence[TestedAnswer]) -> Trust | None:

@@ -160,7 +160,7 @@ def check_known_words(tokenizer: PreTrainedTokenizerBase) -> None:
 def unknown_words_error(unknown_tokens: int, tokens: int) -> ModelError:
     """Make the error for texts of which a tokenizer knows next to nothing."""
     return ModelError(
-        "the model's tokenizer knows none of the words of these texts: "
+        "the model's tokenizer knows hardly any of the words of these texts: "
         f"{unknown_tokens:,} of {tokens:,} tokens are unknown to it",
         hint="its tokenizer files may be another model's, or damaged, or the task is in another language",
     )
