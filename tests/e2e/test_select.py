@@ -413,6 +413,28 @@ def test_an_edited_file_has_results_of_its_own(
         assert frozen == pytest.approx([round(right) for right in frozen])
 
 
+def test_written_answers_are_judged_beside_what_needs_no_model(
+    world: Path, tmp_path: Path
+) -> None:
+    company_files.write_faq(world / "help.csv")
+    arguments = ("-o", tmp_path / "s", "--folds", 2, "--set", "tuning.epochs=1")
+    result = select(world, *arguments, data="help.csv")
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "always writing the most frequent answer 0." in result.stderr
+    first = next(line for line in result.stdout.splitlines() if line.strip())
+    assert first.startswith("No candidate is of use yet: birch")
+    assert "the answer of the most similar question" in first
+    assert "of the tokens of help as unknown" in result.stdout
+    assert "best candidate" in result.stdout
+    page = tmp_path / "r.html"
+    store = str(tmp_path / "s" / "select.db")
+    report = CliRunner().invoke(app, ["report", store, "-o", str(page)])
+    assert report.exit_code == 0, (report.output, report.exception)
+    assert "No candidate is of use yet: birch" in page.read_text().replace("\u00a0", " ")
+    card = (tmp_path / "s" / "adapter" / "README.md").read_text()
+    assert "the answer of the most similar question: " in card
+
+
 def test_where_no_candidate_knows_the_words_the_classifier_is_the_answer(
     world: Path, tmp_path: Path
 ) -> None:

@@ -432,7 +432,7 @@ def adapter_card(
         if metric in cell.scores:
             other_scores[metric] = cell.scores[metric].value
     for baseline, scores in task.baselines.items():
-        other_scores[baseline.label] = scores.get("acc", math.nan)
+        other_scores[baseline.label] = scores.get("acc", scores.get(cell.metric, math.nan))
     template = _templates().get_template("card.md")
     card_text = template.render(
         name=adapter_name,

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potentia.analysis.benchmark import find_classification
+from potentia.analysis.benchmark import find_classification, find_written_answers
 from potentia.analysis.planning import (
     CandidateStanding,
     ModelChoice,
@@ -257,6 +257,9 @@ class Race:
         """Tell what needs no language model: it takes seconds, and is what the candidates have to beat."""
         from potentia.tasks import compute_baselines
 
+        if next(iter(folds.values())).has_written_answers:
+            self._report_written_baselines(folds)
+            return
         scores: dict[Baseline, float] = {}
         examples = sum(len(task.documents("test")) for task in folds.values())
         for task in folds.values():
@@ -272,6 +275,25 @@ class Race:
             )
             self.report_note(
                 f"Without a language model (accuracy): {listed}, on all {examples} tested examples."
+                " A candidate should beat this."
+            )
+
+    def _report_written_baselines(self, folds: Mapping[str, Task]) -> None:
+        """Tell what answers score that need no language model."""
+        from potentia.tasks import compute_written_baselines
+
+        examples = sum(len(task.documents("test")) for task in folds.values())
+        scores: dict[Baseline, float] = {}
+        metric = ""
+        for task in folds.values():
+            metric = task.metric
+            share = len(task.documents("test")) / examples
+            for baseline, values in compute_written_baselines(task).items():
+                scores[baseline] = scores.get(baseline, 0.0) + share * values[metric]
+        if scores:
+            listed = ", ".join(f"{baseline.label} {value:.3f}" for baseline, value in scores.items())
+            self.report_note(
+                f"Without a language model ({metric}): {listed}, on all {examples} tested examples."
                 " A candidate should beat this."
             )
 
@@ -1019,6 +1041,7 @@ class Race:
         classifications = find_classification(evidence, best_model=ranking.first)
         parameters = {standing.model: standing.parameters for standing in standings}
         classification = classifications[0] if classifications else None
+        written = find_written_answers(evidence, best_model=ranking.first)
         selection = find_selection(
             evidence, ranking.first, classification=classification, seed=self.study.seed
         )
@@ -1035,6 +1058,7 @@ class Race:
             standings=tuple(standings),
             notes=tuple(self.notes),
             classification=classification,
+            written=written[0] if written else None,
             curve=None if selection is None else selection.curve,
             smaller=find_smaller_model(ranking, parameters),
             trust=None if selection is None else selection.candidate_trust,

@@ -86,6 +86,9 @@ def make_answer(report_data: ReportData) -> Answer:
         headline = scoreboard.headline()
         sentences = list(scoreboard.certainty())
         verdict = "" if labelled_test is None else labelled_test.verdict_sentence()
+        if len(report_data.written) == 1 and len(scoreboard.ranking.tasks) == 1:
+            verdict, *about_words = report_data.written[0].sentences()
+            sentences += about_words
         if verdict:
             sentences.insert(0, headline)
             headline = verdict
@@ -103,7 +106,11 @@ def make_answer(report_data: ReportData) -> Answer:
     if report_data.pretraining_runs is None:
         billions = report_data.evidence.background.billions
         advice = [advise(scoreboard), describe_best_by_size(scoreboard, billions)]
-        if labelled_test is not None and labelled_test.verdict is BaselineVerdict.LOSES:
+        if len(scoreboard.ranking.tasks) == 1 and any(
+            test.verdict is BaselineVerdict.LOSES for test in report_data.written
+        ):
+            advice = ["Add more rows, or larger candidates: none of these is of use yet."]
+        elif labelled_test is not None and labelled_test.verdict is BaselineVerdict.LOSES:
             advice = [labelled_test.advise()]
         elif labelled_test is not None and labelled_test.needs_no_fine_tuning:
             cheaper = labelled_test.best_baseline_label

@@ -509,6 +509,17 @@ def classes_section(report_data: ReportData) -> Section | None:
     )
 
 
+def written_section(report_data: ReportData) -> Section | None:
+    """Written answers of one's own: models beside what needs no language model."""
+    return of_findings(
+        "written",
+        "Written answers",
+        _join_sentences(report_data.written),
+        report_data.written,
+        heading="Written answers, beside what needs no model",
+    )
+
+
 def more_labels_section(report_data: ReportData) -> Section | None:
     """What more labels would change, and what a person should check, where the store is that of a selection."""
     if report_data.scoreboard is None:
@@ -578,6 +589,7 @@ BUILT_IN_SECTIONS: dict[str, SectionMaker] = {
     "reading": reading_section,
     "scores": scores_section,
     "classes": classes_section,
+    "written": written_section,
     "more-labels": more_labels_section,
     "predicted": predicted_section,
     "ranks": ranks_section,

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 from potentia.analysis.benchmark import (
     BenchmarkVerdict,
     Classification,
+    WrittenAnswers,
     find_benchmarks,
     find_classification,
+    find_written_answers,
 )
 from potentia.analysis.checkpoints import Training, find_training
 from potentia.analysis.completion import Completion, find_outlook
@@ -169,6 +171,11 @@ class ReportData:
     def labelled(self) -> tuple[Classification, ...]:
         """Tests on labelled texts of one's own."""
         return tuple(find_classification(self.evidence))
+
+    @cached_property
+    def written(self) -> tuple[WrittenAnswers, ...]:
+        """Tests on written answers of one's own data."""
+        return tuple(find_written_answers(self.evidence))
 
     @cached_property
     def cells(self) -> tuple[CellRecord, ...]:

@@ -5,6 +5,7 @@ from potentia.tasks.checks import (
     Overlap,
     compute_baselines,
     fit_linear_classifier,
+    compute_written_baselines,
     measure_overlap,
 )
 from potentia.tasks.columns import map_columns, split_joined_columns

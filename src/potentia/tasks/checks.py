@@ -16,7 +16,8 @@ import numpy as np
 
 from potentia.tasks import grading
 from potentia.tasks.clusters import normalise_words
-from potentia.tasks.linear_classifier import LinearTextClassifier
+from potentia.tasks.free_text import FREE_TEXT_METRICS, grade_free_text
+from potentia.tasks.linear_classifier import LinearTextClassifier, find_nearest_texts
 from potentia.values.baselines import Baseline
 
 if TYPE_CHECKING:
@@ -147,6 +148,41 @@ def compute_baselines(task: Task) -> BaselineScores:
     if len(set(train_labels)) > 1:
         predictions[Baseline.TFIDF] = _predict_with_linear_classifier(task)
     baselines = {baseline: _score_labels(gold, labels) for baseline, labels in predictions.items()}
+    _baselines[task.fingerprint] = baselines
+    return baselines
+
+
+def compute_written_baselines(task: Task) -> BaselineScores:
+    """Return the scores of written answers that need no model, by every metric of free texts with its error.
+
+    They are the most frequent answer of the training rows, and that of the training row whose question is nearest.
+    """
+    if task.fingerprint in _baselines:
+        return _baselines[task.fingerprint]
+    train = task.documents("train")
+    test_documents = task.documents("test")
+    if not train or not test_documents:
+        return {}
+    train_answers = [str(document["completion"]).strip() for document in train]
+    most_frequent = Counter(train_answers).most_common(1)[0][0]
+    nearest_rows = find_nearest_texts(
+        task.question_texts(train), task.question_texts(test_documents)
+    )
+    answers = {
+        Baseline.FREQUENT_ANSWER: [most_frequent] * len(test_documents),
+        Baseline.NEAREST_ANSWER: [train_answers[row] for row in nearest_rows],
+    }
+    baselines: BaselineScores = {}
+    for baseline, written in answers.items():
+        grades = [
+            grade_free_text(document.data, [answer])
+            for document, answer in zip(test_documents, written, strict=True)
+        ]
+        scores: dict[str, float] = {}
+        for metric in FREE_TEXT_METRICS:
+            values = [grade[metric] for grade in grades]
+            scores[metric], scores[f"{metric}_stderr"] = grading.aggregate_items(np.mean, values)
+        baselines[baseline] = scores
     _baselines[task.fingerprint] = baselines
     return baselines
 

@@ -28,6 +28,7 @@ INVERSE_REGULARIZATIONS = (1.0, 10.0, 100.0)  # scikit-learn's C; validation cho
 USUAL_INVERSE_REGULARIZATION = 10.0  # without validation, or with too many texts to try them all
 MAX_TEXTS_TO_TRY_ALL = 20_000
 MAX_FEATURES = 200_000
+QUERIES_AT_ONCE = 500  # texts that are compared with all others at a time
 # The arrays of a file; ``strength`` is the inverse regularisation, under the name that it had in the first files.
 ARRAY_NAMES = ("words", "idf", "coefficients", "intercepts", "classes", "strength")
 _TOKEN = r"\w+|[^\w\s]"
@@ -141,6 +142,17 @@ class LinearTextClassifier:
                 "the arrays of the classifier do not fit together", where=str(source_file)
             )
         return classifier
+
+
+def find_nearest_texts(texts: Sequence[str], queries: Sequence[str]) -> list[int]:
+    """Return for each query the position of the text that is nearest by TF-IDF, the first of equally near ones."""
+    vectorizer = _make_vectorizer()
+    features = vectorizer.fit_transform(texts)
+    nearest: list[int] = []
+    for start in range(0, len(queries), QUERIES_AT_ONCE):
+        similarities = vectorizer.transform(queries[start : start + QUERIES_AT_ONCE]) @ features.T
+        nearest += np.asarray(similarities.toarray()).argmax(axis=1).tolist()
+    return nearest
 
 
 def count_coefficient_rows(classes: Sequence[int]) -> int:

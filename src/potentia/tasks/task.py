@@ -22,6 +22,7 @@ from potentia.errors import TaskError
 from potentia.study import Caps
 from potentia.tasks import grading
 from potentia.tasks.clusters import find_cluster_column
+from potentia.tasks.free_text import FREE_TEXT_METRICS
 from potentia.tasks.harness import fingerprint_definition
 from potentia.tasks.splits import SPLITS, Division, RowNumbers, Split, SplitRows, plan_splits
 from potentia.tasks.subtask import ChatTemplate, ModelAnswer, Prompt, Subtask, TaskDocument
@@ -310,6 +311,11 @@ class Task:
             self._subtask_of(document).identifying_texts(document.data) for document in documents
         ]
 
+    @property
+    def has_written_answers(self) -> bool:
+        """Whether a user's own data has answers to write, which are scored by their words."""
+        return self.user_task is not None and self.metric in FREE_TEXT_METRICS
+
     def describe(self) -> TaskProvenance:
         """Return what is stored of the task with its results, for whoever reads the scores.
 
@@ -327,6 +333,10 @@ class Task:
             from potentia.tasks.checks import compute_baselines
 
             description = replace(description, baselines=compute_baselines(self))
+        elif self.has_written_answers:
+            from potentia.tasks.checks import compute_written_baselines
+
+            description = replace(description, baselines=compute_written_baselines(self))
         if self.user_task is not None:
             plain_types = (str, int, float, bool, list, dict)
             definition = self._subtasks[0].definition

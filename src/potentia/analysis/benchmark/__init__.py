@@ -23,3 +23,8 @@ from potentia.analysis.benchmark.verdict import (
     has_too_many_to_judge,
     judge_benchmark,
 )
+from potentia.analysis.benchmark.written import (
+    WrittenAnswers,
+    WrittenTest,
+    find_written_answers,
+)

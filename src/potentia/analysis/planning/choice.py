@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from potentia.analysis.benchmark.classification import BaselineVerdict, Classification
+from potentia.analysis.benchmark.written import WrittenAnswers
 from potentia.analysis.planning.learning_curve import LearningCurve
 from potentia.analysis.planning.trust import Trust
 from potentia.analysis.rankings.decide import Ranking
@@ -123,6 +124,7 @@ class ModelChoice(Finding):
     standings: tuple[CandidateStanding, ...]
     notes: tuple[str, ...] = ()
     classification: Classification | None = None  # of labelled texts
+    written: WrittenAnswers | None = None  # of written answers
     curve: LearningCurve | None = None  # what more labels would change
     smaller: SmallerModel | None = None
     trust: Trust | None = None  # how far the probabilities of the best candidate can be trusted
@@ -168,6 +170,14 @@ class ModelChoice(Finding):
         classification = self.classification
         return classification is not None and classification.verdict is BaselineVerdict.LOSES
 
+    @property
+    def is_of_no_use(self) -> bool:
+        """Whether no candidate does better than something cheap."""
+        has_bad_answers = (
+            self.written is not None and self.written.verdict is BaselineVerdict.LOSES
+        )
+        return self.uses_baseline or has_bad_answers
+
     def _standing_of(self, model: str) -> CandidateStanding:
         return next(standing for standing in self.standings if standing.model == model)
 
@@ -185,6 +195,8 @@ class ModelChoice(Finding):
         sentences = []
         if self.classification is not None:
             sentences.append(self.classification.verdict_sentence())
+        if self.written is not None:
+            sentences += self.written.sentences()
         sentences += self._sentences_on_best()
         if self.smaller is not None:
             sentences.append(self._smaller_sentence(self.smaller))
@@ -315,6 +327,8 @@ class ModelChoice(Finding):
         }
         notes = " ".join(self.notes)
         tables = [Table(title, column_names, table_rows, notes, frame_names=frame_names)]
+        if self.written is not None:
+            tables += self.written.tables()
         if self.curve is not None:
             tables += self.curve.tables()
         return tables
@@ -331,7 +345,7 @@ class ModelChoice(Finding):
         if standing.model == self.best and len(self.failed) == len(self.standings) - 1:
             return "the only one left"
         if standing.model == self.best:
-            return "best candidate" if self.uses_baseline else "best"
+            return "best candidate" if self.is_of_no_use else "best"
         if standing.model in self.ranking.rivals:
             return "close"
         return ""
