@@ -125,8 +125,10 @@ def test_what_happens_is_told_on_the_way(answered: Result) -> None:
 
 
 def test_more_labels_and_money_and_trust(answered: Result) -> None:
-    assert "With 4 times the labels" in answered.stdout
-    assert "More labels" in answered.stdout
+    # one fold of 150 rows
+    assert "30 test examples of fold 1 are too few to say what they would change." in answered.stdout
+    assert "More training examples, by 30 test examples of fold 1" in answered.stdout
+    assert "labels (" not in answered.stdout
     assert "This selection cost" in answered.stdout
     assert "1,000 predictions of birch" in answered.stdout
 
@@ -199,7 +201,7 @@ def test_the_report_opens_with_the_same_verdict(
     verdict = first.split(" (")[0]
     assert verdict in page
     assert page.index(verdict) < page.index("Where each model stands")
-    assert "With 4 times the labels" in page.replace("\u00a0", " ")
+    assert "With 4 times the training examples" in page.replace("\u00a0", " ")
 
 
 def test_the_classifier_can_be_taken_away(world: Path, answered: Result, tmp_path: Path) -> None:

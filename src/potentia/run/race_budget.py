@@ -366,7 +366,7 @@ def describe_limits(race_plan: RacePlan, limited: RacePlan) -> str:
     if len(limited.tuning.learning_rates) < len(race_plan.tuning.learning_rates):
         limits.append("one learning rate instead of a search")
     if len(limited.sizes) < len(race_plan.sizes):
-        limits.append("no outlook on more labels")
+        limits.append("no outlook on more training examples")
     if limited.sizes[-1] < race_plan.sizes[-1]:
         limits.append(f"{limited.sizes[-1]} of {race_plan.sizes[-1]} training examples")
     if race_plan.has_encoders and not limited.has_encoders:

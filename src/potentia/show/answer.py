@@ -213,7 +213,7 @@ def _only_labelled_test(report_data: ReportData, scoreboard: Scoreboard) -> Clas
 
 
 def _sentences_on_selection(report_data: ReportData, scoreboard: Scoreboard) -> list[str]:
-    """Say what more labels would change and what to check, where the store is that of a selection."""
+    """Say what more training examples would change and what to check, where the store is that of a selection."""
     selection = find_selection(
         report_data.evidence,
         scoreboard.ranking.first,

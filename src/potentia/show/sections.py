@@ -521,7 +521,7 @@ def written_section(report_data: ReportData) -> Section | None:
 
 
 def more_labels_section(report_data: ReportData) -> Section | None:
-    """What more labels would change, and what a person should check, where the store is that of a selection."""
+    """What more training examples would change, and what a person should check, where the store is that of a selection."""
     if report_data.scoreboard is None:
         return None
     finding = find_selection(
@@ -534,11 +534,11 @@ def more_labels_section(report_data: ReportData) -> Section | None:
     first_table, *other_tables = finding.tables()
     return Section(
         "more-labels",
-        "More labels",
+        "More examples",
         " ".join(finding.sentences()),
         table=first_table,
         tables=other_tables,
-        heading="More labels, and what to check",
+        heading="More training examples, and what to check",
     )
 
 

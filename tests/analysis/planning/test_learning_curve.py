@@ -34,7 +34,7 @@ def test_a_model_that_learns_faster_wins_later_and_that_is_told() -> None:
     )
     assert same is not None
     assert "same winner (over 99 %)" in same.sentence("a")
-    assert "With 4 times the labels (1,600): about +" in same.sentence("a")
+    assert "With 4 times the training examples (1,600): about +" in same.sentence("a")
 
 
 def test_little_evidence_gives_little_certainty() -> None:
@@ -49,6 +49,14 @@ def test_little_evidence_gives_little_certainty() -> None:
             outcomes[point.model, point.examples] = dict(enumerate(draws.astype(float)))
         curve = measure_learning_curve(points, outcomes, higher_is_better=True)
         assert curve is not None
+        assert curve.tested == examples
+        (table,) = curve.tables()
+        if examples < 50:
+            assert "20 test examples are too few to say" in curve.sentence("a")
+            assert "P(best there)" not in table.columns
+        else:
+            assert "points (95 % interval +" in curve.sentence("a")
+            assert "by 20,000 test examples)" in curve.sentence("a")
         chances.append(float(curve.p_best[0]))
     assert 0.4 < chances[0] < 0.8
     assert chances[1] > 0.9

@@ -125,7 +125,7 @@ class ModelChoice(Finding):
     notes: tuple[str, ...] = ()
     classification: Classification | None = None  # of labelled texts
     written: WrittenAnswers | None = None  # of written answers
-    curve: LearningCurve | None = None  # what more labels would change
+    curve: LearningCurve | None = None  # what more training examples would change
     smaller: SmallerModel | None = None
     trust: Trust | None = None  # how far the probabilities of the best candidate can be trusted
     classifier_trust: Trust | None = None  # those of the cheap classifier to use in its place
@@ -298,7 +298,7 @@ class ModelChoice(Finding):
         return f"{sentence}."
 
     def tables(self) -> Sequence[Table]:
-        """Return the candidates, best first, and what more labels would change."""
+        """Return the candidates, best first, and what more training examples would change."""
         table_rows: list[tuple[TableValue, ...]] = []
         names = short_names([standing.model for standing in self.standings])
         for model_name, standing in zip(names, self.standings, strict=True):

@@ -1,4 +1,4 @@
-"""What more labels would change: the line through two sizes of training data, on log scales.
+"""What more training examples would change: the line through two sizes of training data, on log scales.
 
 Fine-tuned errors and losses fall nearly as a power of the number of examples, so the error at 4 N follows from those at
 N/4 and N. The line has an error of its own, beside that of the test: ``LINE_ERROR`` is its standard deviation at four
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from potentia.analysis.stats.first_place import (
     first_place_shares,
     student_widening,
 )
-from potentia.analysis.wording import format_percent
+from potentia.analysis.wording import format_percent, format_range
 from potentia.values.clusters import (
     LEAST_CLUSTERS,
     Clusters,
@@ -36,6 +36,7 @@ SLOPE_KEPT = (
 )
 DRAWS = 4_000
 OPEN = 0.1  # a smaller difference of the chances to be best names nobody
+FEWEST_TESTED = 50  # test examples, below which nothing is said of more training examples
 SMALL_GAIN = 0.0005  # that does not show in three digits
 
 
@@ -58,6 +59,9 @@ class LearningCurve(Finding):
     expected: Floats  # (models,) errors at FACTOR times the larger size
     p_best: Floats  # (models,) chance to be the best there
     higher_is_better: bool  # of the score that the errors are made of
+    gains: Floats = field(default_factory=lambda: np.zeros((0, 2)))  # (models, ends) 95 % intervals
+    tested: int = 0  # test examples that all of it rests on; 0 where they are not known
+    tested_in: str = ""  # the folds that they are of, where these are not all
 
     @property
     def best_now(self) -> str:
@@ -75,7 +79,10 @@ class LearningCurve(Finding):
         return float(self.errors[row, 1] - self.expected[row])
 
     def sentence(self, best_model: str | None = None) -> str:
-        """Say what more labels would bring, and whether they would change the winner."""
+        """Say what more training examples would bring, and whether they would change the winner."""
+        start = f"With {FACTOR:g} times the training examples ({self._more_examples:,}):"
+        if self.is_open:
+            return f"{start} {self._describe_tested()} are too few to say what they would change."
         current = best_model if best_model in self.models else self.best_now
         names = dict(zip(self.models, short_names(list(self.models)), strict=True))
         chances = dict(zip(self.models, self.p_best.tolist(), strict=True))
@@ -85,7 +92,7 @@ class LearningCurve(Finding):
             amount = f"about −{expected_gain:.3f}"
         if expected_gain < SMALL_GAIN:
             amount = "hardly any gain"
-        start = f"With {FACTOR:g} times the labels ({self._more_examples:,}): {amount}"
+        start = f"{start} {amount}{self._describe_interval(current)}"
         if len(self.models) < 2:
             return f"{start} for {names[current]}."
         chance = format_percent(chances[current])
@@ -100,6 +107,25 @@ class LearningCurve(Finding):
         )
 
     @property
+    def is_open(self) -> bool:
+        """Whether too few examples were tested to say anything."""
+        return 0 < self.tested < FEWEST_TESTED
+
+    def _describe_tested(self) -> str:
+        examples = "1 test example" if self.tested == 1 else f"{self.tested:,} test examples"
+        return f"{examples} of {self.tested_in}" if self.tested_in else examples
+
+    def _describe_interval(self, model: str) -> str:
+        """Write the interval of a model's gain and how many test examples it rests on; nothing where neither is known."""
+        if not self.tested:
+            return ""
+        low, high = self.gains[self.models.index(model)]
+        if not self.higher_is_better:
+            low, high = -high, -low
+        ends = format_range(float(low), float(high), in_points=self.higher_is_better, sign=True)
+        return f" (95 % interval {ends}, by {self._describe_tested()})"
+
+    @property
     def _more_examples(self) -> int:
         return round(FACTOR * self.sizes[1])
 
@@ -109,10 +135,20 @@ class LearningCurve(Finding):
         for row, model_name in enumerate(short_names(list(self.models))):
             small, large = map(self._score_of, self.errors[row])
             expected = self._score_of(self.expected[row])
-            table_rows.append((model_name, small, large, expected, float(self.p_best[row])))
-        columns = ("model", *(f"{size:,} labels" for size in (*self.sizes, self._more_examples)))
-        note = "The score at the last size is extrapolated from the first two."
-        return [Table("More labels", (*columns, "P(best there)"), table_rows, note)]
+            outlook = () if self.is_open else (expected, float(self.p_best[row]))
+            table_rows.append((model_name, small, large, *outlook))
+        sizes = self.sizes if self.is_open else (*self.sizes, self._more_examples)
+        columns = ["model", *(f"{size:,} examples" for size in sizes)]
+        note = "Too few are tested to say more."
+        if not self.is_open:
+            columns.append("P(best there)")
+            note = "The score at the last size is extrapolated from the first two."
+        if self.tested_in:
+            note += " The scores above are of all test examples."
+        title = "More training examples"
+        if self.tested:
+            title += f", by {self._describe_tested()}"
+        return [Table(title, columns, table_rows, note)]
 
     def _score_of(self, error: float) -> float:
         return float(1.0 - error) if self.higher_is_better else float(error)
@@ -143,12 +179,14 @@ def measure_learning_curve(
     *,
     higher_is_better: bool,
     cluster_by_example: Mapping[int, str] = NO_CLUSTERS,
+    tested_in: str = "",
     seed: int = 0,
 ) -> LearningCurve | None:
     """Return the curve of the models that were tuned on both sizes; None where there are no two sizes.
 
     ``outcomes`` are the scores of single examples by model and size: all models answered the same examples, so their
-    noise is drawn together. Examples that share a passage (``cluster_by_example``) are drawn as one.
+    noise is drawn together. Examples that share a passage (``cluster_by_example``) are drawn as one. ``tested_in``
+    names the folds that they are of, where these are not all.
     """
     sizes = sorted({point.examples for point in points})
     if len(sizes) < 2:
@@ -171,6 +209,7 @@ def measure_learning_curve(
     ratio = large_size / small_size
     later = extrapolate(drawn[:, :, 0], drawn[:, :, 1], ratio)
     later = later * np.exp(LINE_ERROR * rng.standard_normal(later.shape))
+    gains = np.quantile(drawn[:, :, 1] - later, [0.025, 0.975], axis=0).T
     table = np.maximum(errors, floor).reshape(len(models), 2)
     expected = extrapolate(table[:, 0], table[:, 1], ratio)
     return LearningCurve(
@@ -180,6 +219,9 @@ def measure_learning_curve(
         expected=expected,
         p_best=first_place_shares(-later),
         higher_is_better=higher_is_better,
+        gains=gains,
+        tested=len(_common_examples(keys, outcomes)),
+        tested_in=tested_in,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a selection's store says beside its ranking: more labels, a smaller model, and when not to trust the winner.
+"""What a selection's store says beside its ranking: more examples, a smaller model, and when not to trust the winner.
 
 ``potentia select`` keeps its rounds as studies of one store, ``NAME-direct``, ``NAME-round-1`` … and ``NAME-final``.
 The first round and the last are two sizes of training data, so a report on the store has the learning curve as well.
@@ -25,7 +25,7 @@ from potentia.analysis.planning.trust import (
 )
 from potentia.values.baselines import Baseline
 from potentia.values.findings import Finding, Table
-from potentia.values.protocol import TRAIN_BEFORE_TEST
+from potentia.values.protocol import TRAIN_BEFORE_TEST, TaskName
 from potentia.values.selection_studies import SelectionPart, SelectionStudy
 
 if TYPE_CHECKING:
@@ -190,36 +190,53 @@ def _measure_curve(
     *,
     seed: int,
 ) -> LearningCurve | None:
-    """Return the learning curve on one fold of the first round, by recipes that the final cells have too.
+    """Return the learning curve on the folds of the first round, by recipes that the final cells have too.
 
     A first round of another budget may be in the store, with shorter fine-tunings: its cells are left out.
     """
     recipes = {cell.score.origin.recipe for cell in final_cells}
     first_cells = [cell for cell in first_cells if cell.score.origin.recipe in recipes]
-    fold = min((cell.task for cell in first_cells), default=None)
+    folds = sorted({cell.task for cell in first_cells} & {cell.task for cell in final_cells})
     points = []
     outcomes: dict[tuple[str, int], Mapping[int, float]] = {}
     cluster_by_example: dict[int, str] = {}
     higher_is_better = True
-    for cell in (*first_cells, *final_cells):
-        examples = cell.provenance.task.training_examples
-        if cell.task != fold or not examples:
-            continue
-        higher_is_better = cell.score.metric.higher_is_better
-        error = 1.0 - cell.score.value if higher_is_better else cell.score.value
-        points.append(CurvePoint(cell.model, examples, error))
-        items = evidence.items(cell.key)
-        outcomes[cell.model, examples] = {outcome.doc_id: outcome.value for outcome in items}
-        cluster_by_example |= {
-            outcome.doc_id: outcome.cluster for outcome in items if outcome.cluster
-        }
+    for round_cells in (first_cells, final_cells):
+        cells_by_model: dict[str, list[CellRecord]] = {}
+        for cell in round_cells:
+            if cell.task in folds and cell.provenance.task.training_examples:
+                cells_by_model.setdefault(cell.model, []).append(cell)
+        for model, cells in cells_by_model.items():
+            sizes = [cell.provenance.task.training_examples or 0 for cell in cells]
+            examples = min(sizes)  # folds differ by an example or so
+            higher_is_better = cells[0].score.metric.higher_is_better
+            tested = sum(cell.score.n for cell in cells)
+            score = sum(cell.score.value * cell.score.n for cell in cells) / tested
+            error = 1.0 - score if higher_is_better else score
+            points.append(CurvePoint(model, examples, error))
+            values: dict[int, float] = {}
+            for cell in cells:
+                for outcome in evidence.items(cell.key):
+                    values[outcome.doc_id] = outcome.value
+                    if outcome.cluster:
+                        cluster_by_example[outcome.doc_id] = outcome.cluster
+            outcomes[model, examples] = values
     return measure_learning_curve(
         points,
         outcomes,
         higher_is_better=higher_is_better,
         cluster_by_example=cluster_by_example,
+        tested_in=_name_folds(folds, final_cells),
         seed=seed,
     )
+
+
+def _name_folds(folds: Sequence[str], final_cells: Sequence[CellRecord]) -> str:
+    """Name these folds of a task; empty where they are all that were tested."""
+    if set(folds) == {cell.task for cell in final_cells}:
+        return ""
+    numbers = [str(fold[0]) for fold in (TaskName(name).fold for name in folds) if fold is not None]
+    return f"fold {numbers[0]}" if len(numbers) == 1 else f"folds {', '.join(numbers)}"
 
 
 def _read_answers(evidence: Evidence, cells: Sequence[CellRecord]) -> list[TestedAnswer]:
