@@ -285,6 +285,8 @@ def predict(options: PredictOptions) -> None:
     """
     from rich.progress import Progress
 
+    if not options.as_json:
+        potentia.integrations.check_predictions_file(options.output)
     with Progress(console=error_console, transient=True) as progress:
         progress_task = progress.add_task("predicting", total=None)
         predictions = potentia.integrations.predict(
@@ -306,16 +308,19 @@ def predict(options: PredictOptions) -> None:
         "tested": predictions.tested,
         "metric": predictions.metric,
     }
-    table_rows = [
-        (row_number, record["predicted"], record["probability"] or math.nan)
-        for row_number, record in enumerate(records[:MAX_PREDICTIONS_SHOWN], start=1)
-    ]
+    column_names = ["row", "predicted", "probability"]
+    if predictions.threshold is not None:
+        column_names.append("unsure")
+    table_rows = []
+    for row_number, record in enumerate(records[:MAX_PREDICTIONS_SHOWN], start=1):
+        cells = [row_number, record["predicted"], record["probability"] or math.nan]
+        if predictions.threshold is not None:
+            cells.append("yes" if record["unsure"] else "")
+        table_rows.append(cells)
     note = f"{len(records)} rows → {options.output}"
     if len(table_rows) < len(records):
         note = f"the first {len(table_rows)} of {note}"
-    parts: list[str | Table] = [
-        Table("Predictions", ("row", "predicted", "probability"), table_rows, note=note)
-    ]
+    parts: list[str | Table] = [Table("Predictions", column_names, table_rows, note=note)]
     if labelled:
         sentence = f"Accuracy {predictions.accuracy:.3f} on {labelled} labelled rows."
         if predictions.written:

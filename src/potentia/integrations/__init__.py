@@ -9,5 +9,10 @@ from potentia.integrations.adapters import (
     export_encoder,
 )
 from potentia.integrations.judge import AnswerJudge, JudgedAnswers, judge_answers
-from potentia.integrations.predictions import Predictions, merge_adapter_into_base, predict
+from potentia.integrations.predictions import (
+    Predictions,
+    check_predictions_file,
+    merge_adapter_into_base,
+    predict,
+)
 from potentia.integrations.trackers import send_to_tracker

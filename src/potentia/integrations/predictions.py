@@ -58,6 +58,7 @@ class Predictions:
     notes: tuple[str, ...] = ()  # rows without an answer, and why
     threshold: float | None = None  # of the probability, below which a person should look
     labels: tuple[str, ...] = ()  # of labelled texts
+    for_spreadsheet: bool = False  # whether CSV is marked as Unicode, as Excel wants it
     written: bool = False  # whether answers are texts that the model wrote
 
     @property
@@ -99,7 +100,7 @@ class Predictions:
             probability = None if answer is None else shares.get(answer)
             record = {**row, "predicted": answer, "probability": _round_share(probability)}
             if self.threshold is not None:
-                record["unsure"] = probability is None or probability < self.threshold
+                record["unsure"] = None if probability is None else probability < self.threshold
             for label in self.labels:
                 record[f"p({label})"] = _round_share(shares.get(label))
             records.append(record)
@@ -107,20 +108,17 @@ class Predictions:
 
     def write(self, path: Path) -> None:
         """Write them as CSV, JSON or JSON lines, by the file's name."""
+        check_predictions_file(path)
         if path.suffix == ".csv":
-            write_file(path, self._csv().encode())
-        elif path.suffix in (".json", ".jsonl"):
+            encoding = "utf-8-sig" if self.for_spreadsheet else "utf-8"
+            write_file(path, self._csv().encode(encoding))
+        else:
             lines = [json.dumps(record, ensure_ascii=False) for record in self.records()]
             if path.suffix == ".jsonl":
                 text = "\n".join(lines)
             else:
                 text = "[\n" + ",\n".join(lines) + "\n]"
             write_file(path, (text + "\n").encode())
-        else:
-            raise InputError(
-                f"cannot write {path.suffix or path.name!r}",
-                hint="name a .csv, .json or .jsonl file",
-            )
 
     def _csv(self) -> str:
         """Return the rows as CSV in which a spreadsheet computes nothing, headers included."""
@@ -133,6 +131,14 @@ class Predictions:
             )
         # as objects: a column with an empty cell would turn its whole numbers into 1.0
         return str(pd.DataFrame(records, dtype=object).to_csv(index=False))
+
+
+def check_predictions_file(path: Path) -> None:
+    """Refuse a file of a kind that predictions are not written to."""
+    if path.suffix not in (".csv", ".json", ".jsonl"):
+        raise InputError(
+            f"cannot write {path.suffix or path.name!r}", hint="name a .csv, .json or .jsonl file"
+        )
 
 
 def _round_share(share: float | None) -> float | None:
@@ -241,6 +247,7 @@ def predict(
         notes=(*reading_log.notes, *_describe_bad_rows(reading_log.bad_rows)),
         threshold=adapter_note.threshold,
         labels=tuple(definition.get("labels") or ()),
+        for_spreadsheet=reading_log.is_from_spreadsheet,
         written=definition["output_type"] == "generate_until",
     )
 

@@ -116,6 +116,7 @@ class ReadingLog:
 
     bad_rows: BadRows = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    is_from_spreadsheet: bool = False  # by its encoding: marked as Unicode, or Windows-1252
 
 
 @dataclass(frozen=True)
@@ -451,6 +452,10 @@ def _read_document_text(data_file: Path, reading_log: ReadingLog) -> str:
     # JSON is Unicode by definition
     fallback = WINDOWS if data_file.suffix in (".csv", ".tsv", ".txt") else None
     decoded = decode_file(data_file, TaskError, max_values=max_values, fallback=fallback)
+    with data_file.open("rb") as stream:
+        has_mark = stream.read(3).startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"))
+    if has_mark or decoded.encoding == WINDOWS:
+        reading_log.is_from_spreadsheet = True
     if decoded.encoding == WINDOWS:
         example = re.search(r"\w*[^\x00-\x7f]\w*", decoded.text)
         example_note = f"; it reads “{example[0]}”" if example else ""
