@@ -305,3 +305,15 @@ def test_what_fuzzing_found_is_told_in_a_sentence(tmp_path: Path, name: str, tex
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError):
         read_score_files(tmp_path / name)
+
+
+def test_a_folder_of_models_is_no_folder_of_scores(tmp_path: Path) -> None:
+    model = tmp_path / "lab" / "models" / "aster"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (model / "tokenizer.json").write_text("{}")
+    for _ in range(2):
+        with pytest.raises(DataError, match="holds models and no scores") as raised:
+            read_scores(tmp_path / "lab")
+        assert "run a study first" in str(raised.value)
+        (tmp_path / "lab" / "ask.jsonl").write_text('{"question": "what", "answer": 3}\n')

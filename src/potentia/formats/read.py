@@ -75,6 +75,7 @@ class _FileReader:
     skips_missing_scores: bool = False
     missing_scores: list[MissingScoreError] = field(default_factory=list)
     layouts: list[TableLayout] = field(default_factory=list)
+    has_model_folders: bool = False  # whether a folder that was read holds models
     namings: dict[Path, FileNaming] = field(default_factory=dict)  # of lm-eval's files
 
     def read_file(self, score_file: Path) -> list[ScoreEntry]:
@@ -197,7 +198,12 @@ class _FileReader:
         for entry in self._note_hub_results(hub_entries):
             latest[entry.protocol, entry.model, entry.task] = ("", entry)
         results = self._find_results(folder, required=not hub_entries)
-        entries_by_file = {path: self._read_file_of_folder(path) for path in results}
+        try:
+            entries_by_file = {path: self._read_file_of_folder(path) for path in results}
+        except DataError as error:
+            if not self.has_model_folders:
+                raise
+            raise _models_without_scores_error(folder) from error
         entries_by_file = self._rename_models(entries_by_file)
         for results_path in sorted(results, key=lambda path: (_time_in_name(path), path)):
             time = _time_in_name(results_path)
@@ -265,6 +271,11 @@ class _FileReader:
             candidate for candidate in candidates if not candidate.name.endswith("_samples.jsonl")
         ]
         files = self._keep_inside(folder, candidates)
+        model_folders = {path.parent for path in files if is_model_config(path)}
+        files = [path for path in files if path.parent not in model_folders]
+        self.has_model_folders = bool(model_folders)
+        if required and not files and model_folders:
+            raise _models_without_scores_error(folder)
         if required and not files:
             hint = "give the output folder of lm-eval, lighteval, Inspect (as json) or EuroEval"
             raise DataError("the folder holds no .json results", where=str(folder), hint=hint)
@@ -280,6 +291,25 @@ class _FileReader:
         if outside_count:
             self.notes.append(f"{outside_count} links that lead out of {folder} are passed over")
         return inside_files
+
+
+def _models_without_scores_error(folder: Path) -> DataError:
+    return DataError(
+        "the folder holds models and no scores",
+        where=str(folder),
+        hint="run a study first: potentia run --models FOLDER … --tasks arc_easy; or name the file of scores",
+    )
+
+
+def is_model_config(path: Path) -> bool:
+    """Whether a file is the configuration of a model, beside which its weights and tokenizer lie."""
+    if path.name != "config.json":
+        return False
+    try:
+        content = load_json(path)
+    except DataError:
+        return False
+    return isinstance(content, dict) and bool({"model_type", "architectures"} & set(content))
 
 
 def read_score_files(
