@@ -126,7 +126,9 @@ def test_what_happens_is_told_on_the_way(answered: Result) -> None:
 
 def test_more_labels_and_money_and_trust(answered: Result) -> None:
     # one fold of 150 rows
-    assert "30 test examples of fold 1 are too few to say what they would change." in answered.stdout
+    assert (
+        "30 test examples of fold 1 are too few to say what they would change." in answered.stdout
+    )
     assert "More training examples, by 30 test examples of fold 1" in answered.stdout
     assert "labels (" not in answered.stdout
     assert "This selection cost" in answered.stdout
@@ -221,9 +223,7 @@ def test_the_classifier_can_be_taken_away(world: Path, answered: Result, tmp_pat
     assert "e-" not in lines[1]
 
 
-def test_what_is_to_be_used_has_a_threshold(
-    world: Path, answered: Result, tmp_path: Path
-) -> None:
+def test_what_is_to_be_used_has_a_threshold(world: Path, answered: Result, tmp_path: Path) -> None:
     file = world / "tickets.csv"
     for folder in ("classifier", "adapter"):
         note = json.loads((world / "selected" / folder / "potentia.json").read_text())
@@ -238,7 +238,11 @@ def test_what_is_to_be_used_has_a_threshold(
     assert classifier_note["temperature"] == pytest.approx(value["words_trust"]["temperature"])
     assert (value["classifier_trust"] is not None) is value["answer"].startswith("None of")
     if value["classifier_trust"] is not None:
-        told = ("Send predictions of TF-IDF", "a wrong answer from TF-IDF", "probabilities of TF-IDF")
+        told = (
+            "Send predictions of TF-IDF",
+            "a wrong answer from TF-IDF",
+            "probabilities of TF-IDF",
+        )
         assert any(words in answered.stdout for words in told)
 
 
@@ -415,9 +419,7 @@ def test_an_edited_file_has_results_of_its_own(
         assert frozen == pytest.approx([round(right) for right in frozen])
 
 
-def test_written_answers_are_judged_beside_what_needs_no_model(
-    world: Path, tmp_path: Path
-) -> None:
+def test_written_answers_are_judged_beside_what_needs_no_model(world: Path, tmp_path: Path) -> None:
     company_files.write_faq(world / "help.csv")
     arguments = ("-o", tmp_path / "s", "--folds", 2, "--set", "tuning.epochs=1")
     result = select(world, *arguments, data="help.csv")
@@ -578,6 +580,17 @@ def test_blank_and_unsure_rows_are_marked(world: Path, answered: Result, tmp_pat
         rows = list(csv.DictReader(stream))
     assert [row["id"] for row in rows] == ["1", "2", "", "3"]  # whole numbers stay so
     assert [bool(row["predicted"]) for row in rows] == [True, False, False, True]
-    assert {row["unsure"] for row in rows} == {"True"}
+    assert [row["unsure"] for row in rows] == ["True", "", "", "True"]
+    assert "unsure" in result.stdout
+    marked = tmp_path / "marked.csv"
+    marked.write_bytes(file.read_text().encode("utf-8-sig"))
+    for source, mark in ((file, b"id"), (marked, b"\xef\xbb\xbfid")):
+        words = [str(word) for word in ("predict", adapter, source, "-o", written)]
+        assert CliRunner().invoke(app, words).exit_code == 0
+        assert written.read_bytes().startswith(mark)
+    words = [str(word) for word in ("predict", adapter, file, "-o", tmp_path / "p.xlsx")]
+    refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, InputError)
+    assert "Warning" not in refused.output
     shares = [float(value) for name, value in rows[0].items() if name.startswith("p(")]
     assert sum(shares) == pytest.approx(1.0, abs=0.001)

@@ -265,7 +265,18 @@ def test_one_text_with_two_labels_is_told(tmp_path: Path) -> None:
     rows = ticket_files.english(60)
     rows += [(text.upper(), "other") for text, _ in rows[:7]]
     task = tasks.load(write_columns(tmp_path / "rows.csv", ("text", "label"), rows))
-    assert "7 texts have different labels in different rows (" in " ".join(task.notes)
+    notes = " ".join(task.notes)
+    assert "7 texts have different labels in different rows (first: line 2, line 62: " in notes
+
+
+def test_every_spelling_of_a_label_is_listed(tmp_path: Path) -> None:
+    rows = ticket_files.english(60)
+    label = rows[0][1]
+    rows += [(f"{text} again", label.upper()) for text, name in rows[:9] if name == label]
+    task = tasks.load(write_columns(tmp_path / "rows.csv", ("text", "label"), rows))
+    (note,) = [note for note in task.notes if note.startswith("Merged 2 spellings")]
+    spelled = sum(name == label for _, name in rows)
+    assert f"{label} ({spelled}), {label.upper()} (" in note
 
 
 def test_a_corpus_that_is_inferred_is_told(tmp_path: Path) -> None:

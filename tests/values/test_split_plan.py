@@ -43,5 +43,5 @@ def test_an_origin_is_read_in_words() -> None:
     held_out = SplitOrigin(SplitOriginKind.HELD_OUT, "train")
     origins = (PUBLIC, CARVED, DIVIDED, held_out, EMPTY_ORIGIN)
     assert PlannedSplit(origins, available=1, used=1).origin_label == (
-        "validation, 20% of train, 8:1:1 of the one split, held out of train, none"
+        "validation, 20% of train, 8 : 1 : 1 of the one split, held out of train, none"
     )

@@ -57,9 +57,12 @@ class TaskOptions(OutputOptions):
             own_data = potentia.tasks.UserData(
                 (task_name,), columns=parse_pairs(self.columns), drop_bad_rows=True
             )
-        return potentia.tasks.load(
+        task = potentia.tasks.load(
             task_name, data_dir=self.data_dir, user_data=own_data, drop_bad_rows=True
         )
+        if task.user_task is not None and task.user_task.bad_rows:
+            task.notes.append("select and run stop at such rows unless --drop-bad-rows is given.")
+        return task
 
 
 @command(app, "tasks", TaskOptions, needs=Extra.RUN)
@@ -157,17 +160,20 @@ def _show_task(options: TaskOptions, task_name: str) -> None:
         ("validation", task.split_plan.validation),
         ("test", task.split_plan.test),
     )
+    one_split = "the one split" if task.user_task is None else "your file"
     table_rows = [
-        (split_name, split.used, split.available, split.origin_label)
+        (split_name, split.used, split.available, split.describe_origin(one_split))
         for split_name, split in splits
     ]
     print_table(Table("Splits", ("split", "examples", "before the cap", "comes from"), table_rows))
     print_lines(*task.notes)
     for prompt_number, prompt in enumerate(prompts, start=1):
         _print_prompt(prompt_number, prompt)
-    has_choices = bool(prompts and prompts[0].choices and not task.labels)
+    same_question = "the same question"
+    if prompts and prompts[0].choices and not task.labels:
+        same_question += " and choices"
     shared = (
-        ("the same question and choices" if has_choices else "the same question", overlap.train_exact, overlap.test_exact),
+        (same_question, overlap.train_exact, overlap.test_exact),
         ("a run of 13 words", overlap.train_ngram, overlap.test_ngram),
     )
     print_table(

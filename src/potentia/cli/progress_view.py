@@ -49,9 +49,10 @@ class ProgressView:
             row_label: state.get("at") for row_label, state in earlier_progress.items()
         }
         self._last_event = store.events.read_last_id(self.study_key)
-        self.total_cells = sum(len(row.cells) for row in study_plan.rows)
+        planned_cells = sum(len(row.cells) for row in study_plan.rows)
         pending_cells = sum(len(row.pending) for row in study_plan.rows)
-        self._finished_before = self.total_cells - pending_cells
+        self.total_cells = planned_cells + study_plan.later_cells
+        self._finished_before = planned_cells - pending_cells
         self.count = CellCount(study_plan)
         self._work_left = WorkLeft.count(study_plan)
         self.time_shares: list[str] = []  # where the time of each finished row went

@@ -172,6 +172,7 @@ class StudyPlan:
     outdated: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
     run: str = ""  # the name of the run, once it has begun
+    later_cells: int = 0  # that plans of the same study add, which progress counts to
 
     def iterate_cells(self) -> Iterator[CellPlan]:
         """Go through the cells of all rows."""

@@ -291,7 +291,9 @@ class Race:
             for baseline, values in compute_written_baselines(task).items():
                 scores[baseline] = scores.get(baseline, 0.0) + share * values[metric]
         if scores:
-            listed = ", ".join(f"{baseline.label} {value:.3f}" for baseline, value in scores.items())
+            listed = ", ".join(
+                f"{baseline.label} {value:.3f}" for baseline, value in scores.items()
+            )
             self.report_note(
                 f"Without a language model ({metric}): {listed}, on all {examples} tested examples."
                 " A candidate should beat this."
@@ -416,7 +418,8 @@ class Race:
             return None
         trial_size = trial.sizes[0]
         self._tell_with_standing(
-            f"A trial: {_count_models(racing)}, {trial_size} training examples"
+            f"A trial to measure the pace, the smallest fine-tuning there is: {_count_models(racing)},"
+            f" {trial_size} training examples"
         )
         self.tuning = trial.tuning
         try:
@@ -589,7 +592,11 @@ class Race:
                 if fold_count > len(next(iter(self.direct.values()), ())):
                     self._run_direct(list(self.direct), fold_names)
                 finished = self._run_round(
-                    racing, SelectionPart.FINAL, fold_names, train=round_size
+                    racing,
+                    SelectionPart.FINAL,
+                    fold_names,
+                    train=round_size,
+                    planned_folds=len(limited.folds),
                 )
             except BudgetOverError:
                 if finished is None:
@@ -649,13 +656,19 @@ class Race:
         *,
         train: int = 0,
         round_number: int | None = None,
+        planned_folds: int = 0,
     ) -> FinishedRound:
-        """Run a round and return its cells by model, in the order of the models; failures go to the problems."""
+        """Run a round and return its cells by model, in the order of the models; failures go to the problems.
+
+        Progress counts to the ``planned_folds`` where these are more.
+        """
         study = self._make_round_study(
             models, part, fold_names, train=train, round_number=round_number
         )
         may_run_late = part is SelectionPart.DIRECT  # there is always an answer
-        study_plan = plan_study(study)
+        study_plan = replace(
+            plan_study(study), later_cells=len(models) * max(0, planned_folds - len(fold_names))
+        )
         pending = {row.model.name: len(row.pending) for row in study_plan.rows}
         workers = self.workers or choose_worker_count(study_plan)
         result = run_study(
@@ -980,9 +993,7 @@ class Race:
         examples = len(task.documents("train"))
         if self.clock.estimate_refit(model_name, refit_tuning, examples) > self._seconds_left():
             return None
-        self.report(
-            f"Fine-tuning {Path(model_name).name} on all rows, for use: its score below is of rows that it learned from"
-        )
+        self.report(f"Fine-tuning {Path(model_name).name} on all rows, for use")
         result = run_study(
             study_plan,
             session=self.session,
@@ -1064,6 +1075,7 @@ class Race:
             trust=None if selection is None else selection.candidate_trust,
             classifier_trust=selection.trust if selection and uses_classifier else None,
             words_trust=None if selection is None else selection.words_trust,
+            folds=self.final_round.folds,
             no_trust="" if selection is None else selection.no_trust,
             price=self._find_price(),
             seeds=scoreboard.seeds,

@@ -15,7 +15,7 @@ import numpy as np
 
 from potentia.analysis.benchmark import BaselineVerdict, Classification
 from potentia.analysis.completion import Completion
-from potentia.analysis.planning import find_selection
+from potentia.analysis.planning import describe_seeds, find_selection
 from potentia.analysis.rankings import (
     AGGREGATE_LABELS,
     AggregateMethod,
@@ -29,6 +29,7 @@ from potentia.facts import variant_of
 from potentia.show.page import format_chance, format_percent, keep_numbers_with_units, make_figures
 from potentia.show.svg import Scale, make_scale
 from potentia.values.findings import Interval, short_names
+from potentia.values.selection_studies import SelectionStudy
 from potentia.values.wording import format_count, format_parameters, set_signs
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def make_answer(report_data: ReportData) -> Answer:
     labelled_test = _only_labelled_test(report_data, scoreboard)
     if report_data.pretraining_runs is None:
         headline = scoreboard.headline()
-        sentences = list(scoreboard.certainty())
+        sentences = _sentences_on_certainty(report_data, scoreboard)
         verdict = "" if labelled_test is None else labelled_test.verdict_sentence()
         if len(report_data.written) == 1 and len(scoreboard.ranking.tasks) == 1:
             verdict, *about_words = report_data.written[0].sentences()
@@ -134,6 +135,17 @@ def _count_sentences_above(report_data: ReportData) -> int:
     if report_data.pretraining_runs is None or report_data.opening is not None:
         return 1
     return min(len(report_data.pretraining_runs.runs), MAX_RUNS_ABOVE)
+
+
+def _sentences_on_certainty(report_data: ReportData, scoreboard: Scoreboard) -> list[str]:
+    """Say how sure the ranking is; of a selection what it takes to see the seed in words of ``select``."""
+    studies = report_data.evidence.studies
+    is_selection = bool(studies) and SelectionStudy.parse(studies[-1].name) is not None
+    if not is_selection or scoreboard.seeds is None or len(scoreboard.standings) < 2:
+        return list(scoreboard.certainty())
+    about_seeds = describe_seeds(scoreboard.seeds)
+    sentences = list(replace(scoreboard, seeds=None).certainty())
+    return sentences if about_seeds is None else [*sentences, about_seeds]
 
 
 def advise(scoreboard: Scoreboard) -> str:

@@ -521,7 +521,7 @@ def written_section(report_data: ReportData) -> Section | None:
 
 
 def more_labels_section(report_data: ReportData) -> Section | None:
-    """What more training examples would change, and what a person should check, where the store is that of a selection."""
+    """What more training examples would change, and what a person should check, in the store of a selection."""
     if report_data.scoreboard is None:
         return None
     finding = find_selection(

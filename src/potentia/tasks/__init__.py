@@ -4,8 +4,8 @@ from potentia.study import Caps
 from potentia.tasks.checks import (
     Overlap,
     compute_baselines,
-    fit_linear_classifier,
     compute_written_baselines,
+    fit_linear_classifier,
     measure_overlap,
 )
 from potentia.tasks.columns import map_columns, split_joined_columns

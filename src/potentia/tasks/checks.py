@@ -70,7 +70,9 @@ def measure_overlap(task: Task) -> Overlap:
     ngrams_by_test_document = [_hash_ngrams(document) for document in test_documents]
     test_ngrams: set[int] = set().union(*ngrams_by_test_document)
     if len(test_documents) > 1:
-        test_ngrams -= set.intersection(*ngrams_by_test_document)
+        wording = set(ngrams_by_test_document[0])
+        wording.intersection_update(*ngrams_by_test_document[1:])
+        test_ngrams -= wording
     shared_ngrams: set[int] = set()
     ngram_ids = []
     for document in train_documents:

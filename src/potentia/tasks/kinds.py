@@ -30,6 +30,7 @@ DocumentFields = dict[str, Any]
 
 ENOUGH_ROWS = 5  # with fewer, an answer that fits only if counted from 1 is taken for a slip
 FITTING_SHARE = 0.9  # of the rows: the answers that a reading must fit at least
+MAX_PLACES = 5  # of rows that contradict each other, that a note lists
 MAX_LABELS = 200  # a column with more distinct values holds no labels
 # the bound on the tokens of a written answer lies between these
 LEAST_ANSWER_TOKENS = 256
@@ -417,32 +418,33 @@ def _merge_spellings(rows: Sequence[DocumentFields]) -> list[str]:
     for normalised_label, counts in spelling_counts.items():
         if len(counts) < 2:
             continue
-        other_spellings = ", ".join(
-            f"{spelling} ({count})" for spelling, count in counts.most_common()[1:]
-        )
+        spellings = ", ".join(f"{spelling} ({count})" for spelling, count in counts.most_common())
         notes.append(
-            f"Merged {len(counts)} spellings of the label {chosen_spelling[normalised_label]}: {other_spellings}"
+            f"Merged {len(counts)} spellings of the label {chosen_spelling[normalised_label]}: {spellings}"
             " (--keep-spellings keeps them apart)."
         )
     return notes
 
 
-def _describe_contradictions(
-    rows: Sequence[DocumentFields], text_fields: Sequence[str]
-) -> list[str]:
-    """Say how many texts have different labels in different rows, with an example."""
+def _describe_contradictions(rows: Sequence[Record], text_fields: Sequence[str]) -> list[str]:
+    """Say how many texts have different labels in different rows, with an example and its rows."""
     labels_by_text: dict[str, set[str]] = {}
+    places_by_text: dict[str, list[str]] = {}
     for row in rows:
         whole_text = "\n".join(str(row[field_name]) for field_name in text_fields)
         normalised_text = " ".join(whole_text.casefold().split())
         labels_by_text.setdefault(normalised_text, set()).add(row["label"])
-    contradictions = [labels for labels in labels_by_text.values() if len(labels) > 1]
+        places_by_text.setdefault(normalised_text, []).append(row.place.row_or_file)
+    contradictions = [text for text, labels in labels_by_text.items() if len(labels) > 1]
     if not contradictions:
         return []
-    example = " and ".join(sorted(contradictions[0])[:2])
+    example = " and ".join(sorted(labels_by_text[contradictions[0]])[:2])
+    places = places_by_text[contradictions[0]]
+    listed = ", ".join(places[:MAX_PLACES]) + (" …" if len(places) > MAX_PLACES else "")
+    first = "" if len(contradictions) == 1 else "first: "
     texts = "1 text has" if len(contradictions) == 1 else f"{len(contradictions)} texts have"
     return [
-        f"{texts} different labels in different rows ({example}): no model gets all of them right."
+        f"{texts} different labels in different rows ({first}{listed}: {example}): no model gets all of them right."
     ]
 
 

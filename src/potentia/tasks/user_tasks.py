@@ -74,6 +74,7 @@ class UserTask:
     # the user's column, or columns, of each field
     columns: dict[str, str | Sequence[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    bad_rows: int = 0  # rows that cannot be used and were left out
     metric_note: str = (
         ""  # how answers are scored; untrue where a prompt form scores them otherwise
     )
@@ -116,6 +117,7 @@ def read_user_data(user_data: UserData, data_dir: Path | None = None) -> UserTas
         datasets_by_split=datasets_by_split,
         columns=dict(user_data.columns),
         notes=tuple(note for note in notes if note),
+        bad_rows=len(bad_rows),
         metric_note=defined_task.metric_note,
     )
 

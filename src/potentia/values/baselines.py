@@ -12,7 +12,9 @@ class Baseline(StrEnum):
     TFIDF = "tfidf"  # logistic regression on words
     EMBEDDINGS = "embeddings"  # logistic regression on the embeddings of a candidate model
     FREQUENT_ANSWER = "frequent_answer"  # always the most frequent answer of the training rows
-    NEAREST_ANSWER = "nearest_answer"  # that of the training row whose question is nearest by TF-IDF
+    NEAREST_ANSWER = (
+        "nearest_answer"  # that of the training row whose question is nearest by TF-IDF
+    )
 
     @property
     def label(self) -> str:

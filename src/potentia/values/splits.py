@@ -21,22 +21,21 @@ class SplitOriginKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SplitOrigin(PlainRecord):
-    """Where the examples of a split came from: decisions look at ``kind``, people read ``label``."""
+    """Where the examples of a split came from: decisions look at ``kind``, people read ``describe``."""
 
     kind: SplitOriginKind
     public_split: str = ""  # train, validation or test as the benchmark publishes it
     rule: str = ""  # how much of it, for people: 20%, 8:1:1, fold 2 of 5
 
-    @property
-    def label(self) -> str:
-        """The origin as people read it."""
+    def describe(self, one_split: str = "the one split") -> str:
+        """Return the origin as people read it; ``one_split`` names the only split of data that were divided."""
         match self.kind:
             case SplitOriginKind.PUBLIC:
                 return self.public_split
             case SplitOriginKind.CARVED:
                 return f"{self.rule} of {self.public_split}"
             case SplitOriginKind.DIVIDED:
-                return f"{self.rule} of the one split"
+                return f"{self.rule.replace(':', ' : ')} of {one_split}"
             case SplitOriginKind.HELD_OUT:
                 return f"held out of {self.public_split}"
             case SplitOriginKind.EMPTY:
@@ -57,7 +56,11 @@ class PlannedSplit(PlainRecord):
     @property
     def origin_label(self) -> str:
         """Where the split came from, as people read it."""
-        return ", ".join(origin.label for origin in self.origins)
+        return self.describe_origin()
+
+    def describe_origin(self, one_split: str = "the one split") -> str:
+        """Return the same; ``one_split`` names the only split of data that were divided."""
+        return ", ".join(origin.describe(one_split) for origin in self.origins)
 
     @property
     def origin_kinds(self) -> set[SplitOriginKind]:

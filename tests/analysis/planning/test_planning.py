@@ -430,8 +430,8 @@ def test_a_selection_says_that_every_candidate_was_fine_tuned_once():
     once = replace(
         choice, seeds=SeedSpread(fine_tuned=2, repeated=0, repeated_shares=0, deviation=np.nan)
     )
-    assert "another seed may change this" in once.answer()
-    assert "another seed" not in choice.answer()
+    assert "One seed; another may change this (--set seeds=3" in once.answer()
+    assert "One seed" not in choice.answer()
 
 
 def test_models_that_tie_share_the_probability_to_be_best():

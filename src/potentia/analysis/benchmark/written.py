@@ -88,7 +88,7 @@ class WrittenAnswers(Finding):
                 f"No candidate is of use yet: {name} scores {best.value:.3f} {self.metric},"
                 f" {baseline.label} {cheap:.3f}."
             )
-        gap, low, high = self._compare_best()
+        _, low, high = self._compare_best()
         ends = format_range(low, high, in_points=False, sign=True)
         interval = f"95 % interval {ends}"
         if len(self.models) > 1:

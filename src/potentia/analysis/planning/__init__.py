@@ -4,6 +4,7 @@ from potentia.analysis.planning.choice import (
     CandidateStanding,
     ModelChoice,
     SmallerModel,
+    describe_seeds,
     find_smaller_model,
 )
 from potentia.analysis.planning.learning_curve import (

@@ -46,6 +46,15 @@ MARGIN = 0.02  # that a smaller model may be worse by and still count as good
 TIED = 0.02  # chances to be best that differ by no more are not told apart
 
 
+def describe_seeds(spread: SeedSpread) -> str | None:
+    """Say what another fine-tuning seed may change, with a command that a selection knows."""
+    if spread.repeated == 0 and spread.fine_tuned > 0:
+        return (
+            "One seed; another may change this (--set seeds=3 fine-tunes every model with three)."
+        )
+    return seed_sentence(spread)
+
+
 @dataclass(frozen=True)
 class CandidateStanding:
     """One candidate at the end: its scores, its chance to be best, its size and speed, when it was dropped."""
@@ -130,6 +139,7 @@ class ModelChoice(Finding):
     trust: Trust | None = None  # how far the probabilities of the best candidate can be trusted
     classifier_trust: Trust | None = None  # those of the cheap classifier to use in its place
     words_trust: Trust | None = None  # those of the classifier on words
+    folds: int = 1  # that the finalists were tested in
     no_trust: str = ""  # why there is no threshold for what is to be used
     price: Price | None = None  # of an hour of the machine
     seeds: SeedSpread | None = None  # how far another fine-tuning seed moves a score
@@ -173,9 +183,7 @@ class ModelChoice(Finding):
     @property
     def is_of_no_use(self) -> bool:
         """Whether no candidate does better than something cheap."""
-        has_bad_answers = (
-            self.written is not None and self.written.verdict is BaselineVerdict.LOSES
-        )
+        has_bad_answers = self.written is not None and self.written.verdict is BaselineVerdict.LOSES
         return self.uses_baseline or has_bad_answers
 
     def _standing_of(self, model: str) -> CandidateStanding:
@@ -247,7 +255,7 @@ class ModelChoice(Finding):
             sentences.append(
                 f"{models} dropped early had a chance of {chance} to be the best, by the scores of that round."
             )
-        about_seeds = None if self.seeds is None else seed_sentence(self.seeds)
+        about_seeds = None if self.seeds is None else describe_seeds(self.seeds)
         if about_seeds is not None and len(self.ranking.models) > 1:
             sentences.append(about_seeds)
         return sentences
@@ -314,6 +322,8 @@ class ModelChoice(Finding):
                 )
             )
         training = f"{self.train_examples} training examples"
+        if self.folds > 1:
+            training += f" in each of {self.folds} folds"
         if self.train_examples == 0:
             training = "before fine-tuning"
         direction = "" if self.higher_is_better else ", lower is better"

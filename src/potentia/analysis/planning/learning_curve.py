@@ -116,7 +116,7 @@ class LearningCurve(Finding):
         return f"{examples} of {self.tested_in}" if self.tested_in else examples
 
     def _describe_interval(self, model: str) -> str:
-        """Write the interval of a model's gain and how many test examples it rests on; nothing where neither is known."""
+        """Write the interval of a gain and the test examples that it rests on; nothing where they are not known."""
         if not self.tested:
             return ""
         low, high = self.gains[self.models.index(model)]

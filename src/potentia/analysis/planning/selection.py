@@ -105,7 +105,7 @@ def find_selection(
     tested_tasks = {cell.task for cell in of_best}
     cheap = _CheapAnswers.read(evidence, latest, tested_tasks)
     recommended = _find_recommended_classifier(classification)
-    answers = best_answers
+    answers: Sequence[TestedAnswer] = best_answers
     classifier = ""
     if classification is not None and recommended is not None:
         answers = cheap.of(recommended)
@@ -139,9 +139,7 @@ class _CheapAnswers:
     answers_by_name: Mapping[str, Sequence[TestedAnswer]] = field(default_factory=dict)
 
     @classmethod
-    def read(
-        cls, evidence: Evidence, selection: SelectionStudy, tasks: set[str]
-    ) -> _CheapAnswers:
+    def read(cls, evidence: Evidence, selection: SelectionStudy, tasks: set[str]) -> _CheapAnswers:
         """Return the answers to the rows of these tasks, or folds; those that not all of them have are left out."""
         name = SelectionStudy(selection.selection, SelectionPart.EMBEDDINGS).name
         cells_by_name: dict[str, list[CellRecord]] = {}
@@ -154,9 +152,7 @@ class _CheapAnswers:
                 if {cell.task for cell in cells} == tasks:
                     answers: list[TestedAnswer] = []
                     for fold, cell in enumerate(sorted(cells, key=lambda cell: cell.task)):
-                        answers += answers_from_items(
-                            store.cells.read_items(cell.key), "acc", fold
-                        )
+                        answers += answers_from_items(store.cells.read_items(cell.key), "acc", fold)
                     answers_by_name[model] = answers
         return cls(answers_by_name)
 

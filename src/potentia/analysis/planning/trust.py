@@ -26,7 +26,9 @@ from potentia.values.scores import Floats, ItemOutcome
 
 TEMPERATURES = (0.05, 20.0)
 FEWEST_ROWS = 20  # tested rows from which on anything is said
-FEWEST_WRONG = 5  # wrong answers, from which on it is said that probabilities do not tell them from right ones
+FEWEST_WRONG = (
+    5  # wrong answers, from which on it is said that probabilities do not tell them from right ones
+)
 GROUPS = 5  # in which rows are held out where there are no folds
 MOST_SENT = 0.5  # share of the rows that may go to a person
 BINS = 10
