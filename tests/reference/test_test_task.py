@@ -660,7 +660,7 @@ def test_table_5_to_the_printed_digits(paper: TaskTrainingPaper) -> None:
 def test_the_title_counts_every_number_that_is_compared(whole_paper: TaskTrainingPaper) -> None:
     compared = [line for line in whole_paper.lines() if line.agrees is not None]
     agreeing = sum(bool(line.agrees) for line in compared)
-    assert whole_paper.tables()[0].note.startswith(f"{agreeing} of {len(compared)} agree.")
+    assert whole_paper.tables()[0].note.startswith(f"{agreeing} of {len(compared)} agree: ")
 
 
 def test_every_number_has_a_line_and_every_figure_a_chart(paper: TaskTrainingPaper) -> None:
