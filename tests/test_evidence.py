@@ -274,7 +274,7 @@ def test_of_several_studies_the_last_opened_counts_and_is_named(tmp_path: Path) 
     fill(path, name="new", recipe="r1", shift=0.1)
     evidence = read(path)
     assert [record.name for record in evidence.studies] == ["new"]
-    assert "the study new, opened last" in evidence.notes[0]
+    assert "shown is new, the study opened last" in evidence.notes[0]
     assert "old" in evidence.notes[0]
     assert read(path, study="old").title == "old"
     assert not read(path, study="old").notes
@@ -292,7 +292,7 @@ def test_studies_of_one_name_are_told_apart_by_the_beginnings_of_their_keys(tmp_
     (shown,) = newest.studies
     with Store.open(path, readonly=True) as opened:
         (other,) = [record for record in opened.studies.read() if record.key != shown.key]
-    assert f"study ({shown.key[:8]}), opened last" in newest.notes[0]
+    assert f"shown is study ({shown.key[:8]}), the study opened last" in newest.notes[0]
     assert f"also holds: study ({other.key[:8]})" in newest.notes[0]
     for beginning in (other.key[:8], other.key[:12], other.key):
         assert [record.key for record in read(path, study=beginning).studies] == [other.key]

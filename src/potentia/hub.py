@@ -74,16 +74,19 @@ def check_model_folder(source: str) -> None:
     has_parent = path.parent.is_dir()
     if is_repository_name(source) and (not has_parent or has_repository(source)):
         return
-    raise StudyError(f"{source}: no such folder{_list_folders(path.parent)}")
+    raise StudyError(
+        f"{source}: no such folder{_list_folders(path.parent)}",
+        hint="a model is a folder with a config.json, a GGUF file, or a name on the hub",
+    )
 
 
 def _list_folders(parent: Path) -> str:
-    """Say which folders are there instead."""
+    """Say which folders of models are there instead."""
     if not parent.is_dir():
         return ""
-    names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
+    names = sorted(entry.name for entry in parent.iterdir() if (entry / "config.json").is_file())
     if not names:
-        return f"; {parent}/ holds no folder"
+        return f"; {parent}/ holds no folder of a model"
     listed_names = ", ".join(names[:MOST_NAMES])
     if len(names) > MOST_NAMES:
         listed_names += f" and {len(names) - MOST_NAMES} more"

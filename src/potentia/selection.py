@@ -36,8 +36,7 @@ from potentia.integrations import (
     read_asked_task,
     read_note,
 )
-from potentia.run import Race, load_tasks, parse_budget
-from potentia.run.select import NoCandidateError
+from potentia.run import NoCandidateError, Race, load_tasks, parse_budget
 from potentia.show import make_report, save_report
 from potentia.store import Store
 from potentia.study import Study, read_study

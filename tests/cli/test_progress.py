@@ -175,7 +175,7 @@ REFUSED = [
     ),
     (("one", "mute"), (), "has no tokenizer"),
     (("one", "packed"), (), "aqlm weights need a package"),
-    (("one", "./nowhere/at/all"), (), "there is no"),
+    (("one", "./nowhere/at/all"), (), "./nowhere/at/all: no such folder"),
 ]
 
 

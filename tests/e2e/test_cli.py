@@ -215,7 +215,7 @@ def test_a_flags_path_is_relative_to_where_the_command_runs(
     [
         (["run"], "--models and --tasks"),
         (["run", "nowhere.yaml"], "potentia run --save nowhere.yaml"),
-        (["run", "--models", "./nowhere", "--tasks", "q.jsonl"], "there is no ./nowhere"),
+        (["run", "--models", "./nowhere", "--tasks", "q.jsonl"], "./nowhere: no such folder"),
         (["run", "--models", "./m0", "--tasks", "no_such_task_at_all"], "no_such_task_at_all"),
         (
             ["run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "fewshot"],

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         render_study,
     )
     from potentia.run.elicitation import run_elicitation
-    from potentia.run.select import Race
+    from potentia.run.select import NoCandidateError, Race
 
 _LATER = {
     **dict.fromkeys(
@@ -59,6 +59,7 @@ _LATER = {
     ),
     "run_elicitation": "elicitation",
     "Race": "select",
+    "NoCandidateError": "select",
 }
 
 __getattr__ = import_later(__name__, _LATER)

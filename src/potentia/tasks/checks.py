@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,9 +33,10 @@ class Overlap:
     """How many training and test documents there are, and how many of each are repeated on the other side.
 
     A document is repeated exactly if another asks the same and offers the same choices, in any order, without case and
-    punctuation: a question that all of a task's examples share tells nothing. It is repeated as an n-gram if any text
-    column shares thirteen words in a row with any of another document; the prompt's own wording plays no part, nor do
-    words that every test document has.
+    punctuation. The question alone is enough where neither split asks it with different choices: a question that many
+    of a task's examples share tells nothing. A document is repeated as an n-gram if any text column shares thirteen
+    words in a row with any of another document; the prompt's own wording plays no part, nor do words that every test
+    document has.
     """
 
     train: int
@@ -59,13 +60,19 @@ def measure_overlap(task: Task) -> Overlap:
     """Return how many documents of a task's train and test splits repeat each other."""
     train_documents = task.documents("train")
     test_documents = task.documents("test")
-    train_keys = _identify_documents(task, train_documents)
-    test_keys = _identify_documents(task, test_documents)
-    keys_of_train = set(train_keys) - {""}
-    keys_of_test = set(test_keys) - {""}
+    train_texts = _identify_documents(task, train_documents)
+    test_texts = _identify_documents(task, test_documents)
+    shared_texts = (set(train_texts) & set(test_texts)) - {_ShownText("", "")}
+    shared_questions = _find_telling_questions(train_texts) & _find_telling_questions(test_texts)
+    is_train_repeated = [
+        text in shared_texts or text.question in shared_questions for text in train_texts
+    ]
+    is_test_repeated = [
+        text in shared_texts or text.question in shared_questions for text in test_texts
+    ]
     exact_ids = []
-    for document, key in zip(train_documents, train_keys, strict=True):
-        if key in keys_of_test:
+    for document, is_repeated in zip(train_documents, is_train_repeated, strict=True):
+        if is_repeated:
             exact_ids.append(document.id)
     ngrams_by_test_document = [_hash_ngrams(document) for document in test_documents]
     test_ngrams: set[int] = set().union(*ngrams_by_test_document)
@@ -84,19 +91,37 @@ def measure_overlap(task: Task) -> Overlap:
         train=len(train_documents),
         test=len(test_documents),
         train_exact=len(exact_ids),
-        test_exact=sum(key in keys_of_train for key in test_keys),
+        test_exact=sum(is_test_repeated),
         train_ngram=len(ngram_ids),
         test_ngram=sum(not ngrams.isdisjoint(shared_ngrams) for ngrams in ngrams_by_test_document),
         train_ids=frozenset(exact_ids) | frozenset(ngram_ids),
     )
 
 
-def _identify_documents(task: Task, documents: Sequence[TaskDocument]) -> list[str]:
-    """Return what is shown of each document, question and sorted choices, without case and punctuation."""
-    keys = []
+class _ShownText(NamedTuple):
+    """What is shown of a document, without case and punctuation."""
+
+    question: str
+    choices: str  # sorted
+
+
+def _identify_documents(task: Task, documents: Sequence[TaskDocument]) -> list[_ShownText]:
+    """Return what is shown of each document."""
+    texts = []
     for question, *choices in task.identifying_texts(documents):
-        keys.append(normalise_words("\n".join([question, *sorted(choices)])))
-    return keys
+        sorted_choices = normalise_words("\n".join(sorted(choices)))
+        texts.append(_ShownText(normalise_words(question), sorted_choices))
+    return texts
+
+
+def _find_telling_questions(texts: Sequence[_ShownText]) -> set[str]:
+    """Return the questions that stand for one document: no other of the split asks them with other choices."""
+    choices_by_question: dict[str, set[str]] = {}
+    for text in texts:
+        choices_by_question.setdefault(text.question, set()).add(text.choices)
+    return {question for question, choices in choices_by_question.items() if len(choices) == 1} - {
+        ""
+    }
 
 
 def _hash_ngrams(document: TaskDocument) -> set[int]:

@@ -69,14 +69,20 @@ class FlagReason(StrEnum):
 
 
 SUGGESTIONS = {
-    FlagReason.FEW_TRAINING_EXAMPLES: "add training data, or drop the task",
-    FlagReason.NO_IMPROVEMENT: "check its prompt and the tuning recipe, or drop the task",
-    FlagReason.AGAINST: "check its metric and its labels; drop the task if they are right",
+    FlagReason.FEW_TRAINING_EXAMPLES: "add training data",
+    FlagReason.NO_IMPROVEMENT: "check its prompt and the tuning recipe",
+    FlagReason.AGAINST: "check its metric and its labels",
     FlagReason.UNLIKE: "it measures something else, or its prompt or metric is wrong: check them",
-    FlagReason.NO_DIFFERENCES: "use a larger test, or drop the task",
+    FlagReason.NO_DIFFERENCES: "use a larger test",
     FlagReason.CEILING: "use a harder task",
     FlagReason.FLOOR: "use an easier task, or stronger models",
     FlagReason.SMALL_TEST: "use more test examples, or report it without ranking on it",
+}
+OTHERWISE = {  # what else can be done where there are other tasks
+    FlagReason.FEW_TRAINING_EXAMPLES: ", or drop the task",
+    FlagReason.NO_IMPROVEMENT: ", or drop the task",
+    FlagReason.AGAINST: "; drop the task if they are right",
+    FlagReason.NO_DIFFERENCES: ", or drop the task",
 }
 
 
@@ -249,7 +255,10 @@ def screen_tasks(
             *_check_size(resolved[column], expected_resolution[column], ends, column),
         ]
         for reason, evidence in faults:
-            flags.append(TaskFlag(task, reason, evidence, SUGGESTIONS[reason]))
+            suggestion = SUGGESTIONS[reason]
+            if len(final.tasks) > 1:
+                suggestion += OTHERWISE.get(reason, "")
+            flags.append(TaskFlag(task, reason, evidence, suggestion))
     return replace(screening, flags=tuple(flags))
 
 
