@@ -9,6 +9,7 @@ What a user allows beyond that (``--allow code`` …) is said by ``is_allowed``.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import hashlib
 import io
@@ -45,12 +46,19 @@ MOST_VALUES = (
 )  # values in such a file: as objects they take far more memory and time than as text
 
 
+UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+BYTE_ORDER_MARKS = (codecs.BOM_UTF8, *UTF_16_MARKS)
+
+
 @dataclass(frozen=True)
 class DecodedText:
     """A text, and the encoding of its file."""
 
     text: str
     encoding: str
+    has_mark: bool = (
+        False  # whether the file begins with a byte order mark, as spreadsheets write it
+    )
 
 
 def read_text(
@@ -77,7 +85,7 @@ def decode_file(
         file_bytes = check_plain_file(path, largest, error).read_bytes()
     except OSError as problem:
         raise error(f"cannot be read: {problem.strerror or problem}", where=str(path)) from problem
-    is_utf_16 = file_bytes.startswith((b"\xff\xfe", b"\xfe\xff"))
+    is_utf_16 = file_bytes.startswith(UTF_16_MARKS)
     encoding = "utf-16" if is_utf_16 else "utf-8-sig"
     try:
         text = file_bytes.decode(encoding)
@@ -99,7 +107,7 @@ def decode_file(
             where=str(path),
             hint="divide the file",
         )
-    return DecodedText(text, encoding)
+    return DecodedText(text, encoding, has_mark=file_bytes.startswith(BYTE_ORDER_MARKS))
 
 
 def _decode_or_none(file_bytes: bytes, encoding: str) -> str | None:

@@ -452,9 +452,7 @@ def _read_document_text(data_file: Path, reading_log: ReadingLog) -> str:
     # JSON is Unicode by definition
     fallback = WINDOWS if data_file.suffix in (".csv", ".tsv", ".txt") else None
     decoded = decode_file(data_file, TaskError, max_values=max_values, fallback=fallback)
-    with data_file.open("rb") as stream:
-        has_mark = stream.read(3).startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"))
-    if has_mark or decoded.encoding == WINDOWS:
+    if decoded.has_mark or decoded.encoding == WINDOWS:
         reading_log.is_from_spreadsheet = True
     if decoded.encoding == WINDOWS:
         example = re.search(r"\w*[^\x00-\x7f]\w*", decoded.text)
