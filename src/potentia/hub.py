@@ -9,13 +9,10 @@ from __future__ import annotations
 import functools
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from potentia.errors import StudyError
-
-if TYPE_CHECKING:
-    from potentia.study import Study
 
 REPOSITORY_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 SECONDS_TO_ANSWER = 10.0
@@ -60,10 +57,10 @@ def has_repository(repository: str) -> bool:
         return False
 
 
-def check_model_folders(study: Study) -> None:
-    """Refuse a study with a model that should be a folder and is none."""
-    for row in study.rows():
-        check_model_folder(row.path or row.name)
+def check_model_folders(sources: Iterable[str]) -> None:
+    """Refuse models of which one should be a folder and is none."""
+    for source in sources:
+        check_model_folder(source)
 
 
 def check_model_folder(source: str) -> None:

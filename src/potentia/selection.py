@@ -219,7 +219,7 @@ def select(
         **(fields or {}),
     }
     whole_study = read_study(None if study is None else Path(study), settings)
-    check_model_folders(whole_study)
+    check_model_folders(row.path or row.name for row in whole_study.rows())
     race = Race(
         whole_study, seconds, report=report, report_note=report_note, watch=watch, workers=workers
     )

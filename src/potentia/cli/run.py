@@ -136,7 +136,7 @@ class RunOptions(StudyOptions):
         if self.study is not None:
             _check_study_file(self.study)
         study = potentia.study.read_study(self.study, self.study_settings())
-        check_model_folders(study)
+        check_model_folders(row.path or row.name for row in study.rows())
         return study
 
 
