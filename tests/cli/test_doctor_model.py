@@ -50,7 +50,7 @@ def test_a_wrong_adapter_is_refused(folder: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_folder_that_is_not_there_is_bad_input() -> None:
     done = CliRunner().invoke(app, ["doctor", "./no-such-model"])
-    assert "there is no folder or file ./no-such-model" in str(done.exception)
+    assert "./no-such-model: no such folder" in str(done.exception)
 
 
 def test_an_apple_gpu_is_told_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

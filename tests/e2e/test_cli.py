@@ -252,3 +252,10 @@ def test_an_unreachable_hub_model_is_recorded_as_failed(potentia: Potentia):
     assert "nobody/nothing" in done.stderr
     state = json.loads(potentia("status", "f.db", "--json").stdout)
     assert state["failures"][0]["model"] == "nobody/nothing"
+
+
+def test_doctor_names_a_folder_that_is_not_there(potentia, tmp_path):
+    (tmp_path / "own").mkdir()
+    done = potentia("doctor", tmp_path / "own" / "tiny-x")
+    assert done.returncode == 2
+    assert "own/tiny-x: no such folder" in done.stderr

@@ -20,6 +20,7 @@ from potentia.cli.model_check import check_model
 from potentia.cli.option_groups import Device, OptionalText, OutputOptions
 from potentia.cli.output import console, error_console, print_answer, print_lines
 from potentia.extras import Extra, find_missing_packages, is_installed, require_extra
+from potentia.hub import check_model_folder
 from potentia.values.findings import Table
 
 # --- demo and zoo -----------------------------------------------------------------------------------------------------
@@ -268,6 +269,7 @@ def doctor(options: DoctorOptions) -> None:
     """
     if options.model is not None:
         require_extra(Extra.RUN, "checking a model")
+        check_model_folder(options.model)
         is_right = check_model(
             options.model,
             device=options.device,
